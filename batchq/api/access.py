@@ -55,6 +55,8 @@ class Verb(StrEnum):
     UPDATE = "update"
     CANCEL = "cancel"
     DELETE = "delete"
+    #: Run commands in the pods of a group.
+    EXEC = "exec"
     #: Act in the name of a user.
     IMPERSONATE = "impersonate"
 
@@ -219,6 +221,8 @@ RULES: dict[tuple[Verb, TargetKind, Tier | None], AccessRule] = {
     (Verb.UPDATE, _GROUPS, None): _CHANGING,
     (Verb.CANCEL, _GROUPS, None): _CHANGING,
     (Verb.DELETE, _GROUPS, None): _CHANGING,
+    # Who runs commands as the owner reads the owner's output, which operators may not.
+    (Verb.EXEC, _GROUPS, None): AccessRule(roles=frozenset({_A}), of_owner=frozenset({_S, _A})),
     (Verb.READ, _QUEUES, None): AccessRule(everywhere=OF_NAMESPACES | {_O}),
     (Verb.CREATE, _QUEUES, None): _OPERATING,
     (Verb.UPDATE, _QUEUES, None): _OPERATING,

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from batchq.client.group_pages import GroupLook, GroupPages
     from batchq.client.outcomes import TrialScheduler
     from batchq.client.overview import Overview
+    from batchq.client.pod_commands import PodCommands
     from batchq.client.requests import RecentQueues, RequestWriter
     from batchq.client.submission import Existing, Submission
     from batchq.ports import IdSource
@@ -177,6 +178,13 @@ class Client:
         from batchq.client.checks import Checks
 
         return Checks(self._store, self._writer.change, self._tell)
+
+    @cached_property
+    def commands(self) -> PodCommands:
+        """Commands in running pods."""
+        from batchq.client.pod_commands import PodCommands
+
+        return PodCommands(self._store, self._writer.change, lambda: self.user)
 
     # --- submitting and changing ------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs, to_builtins
 
 from batchq.api.access import Binding, Scope, Via
+from batchq.api.exec_session import ExecCommand, ExecFrame
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import PodAttempt
 from batchq.api.notation import counted, subdomain_problem
@@ -26,6 +27,7 @@ from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
 from batchq.client.connection import connect, user_of
+from batchq.client.pod_commands import COMMAND_STARTED, SessionPlace, frames_of
 from batchq.client.requests import RecentQueues
 from batchq.client.watch import Watch, wait_state
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
@@ -38,6 +40,7 @@ from batchq.store.access_records import (
     FieldChange,
     TokenRecord,
 )
+from batchq.store.exec_channels import ExecChannel
 from batchq.store.schedulers import revision
 
 if TYPE_CHECKING:
@@ -500,7 +503,10 @@ def _described(transaction: Transaction) -> tuple[str, str, str]:
         "delete" if write.value is None else "create" if write.expect == 0 else "update"
         for write in writes
     }
-    cancels = any(event.reason == "Cancelled" for event in transaction.events)
+    reasons = {event.reason for event in transaction.events}
+    if COMMAND_STARTED in reasons:
+        return "exec", "groups", transaction.subject
+    cancels = "Cancelled" in reasons
     verb = "cancel" if cancels else verbs.pop() if len(verbs) == 1 else "change"
     kinds = sorted({_KINDS.get(write.kind, write.kind) for write in writes})
     names = [write.key for write in writes]
@@ -618,6 +624,21 @@ class Delegate:
         if not group.spec.token:
             return None
         return PodHold(digest, key, group.status.submitted_by)
+
+    def request_command(self, client: Client, pod: Pod, command: ExecCommand) -> SessionPlace:
+        """Ask the node of a pod to run a command for the user of a client; see `PodCommands`."""
+        return client.commands.request(pod, command, signing_key=self._signing_key)
+
+    def frames_of(self, place: SessionPlace, after: int) -> Iterator[ExecFrame | None]:
+        """Yield the frames of a command's session after a number; see `frames_of`."""
+        return frames_of(self._store.url, place, after)
+
+    def send_frames(self, place: SessionPlace, frames: Sequence[ExecFrame]) -> bool:
+        """Send frames of a user to a command; return whether its session is open. Raises
+        StoreUnavailable.
+        """
+        channel = ExecChannel(self._store.link, place.node, place.session, is_node=False)
+        return channel.send(frames)
 
     def wait_state(self, key: str, goal: Goal) -> WaitState:
         """Return how far a group is from a goal of `Client.wait`. Raises NotFound."""

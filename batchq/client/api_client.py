@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from batchq.client.gates import Gates
     from batchq.client.group_pages import GroupPages
     from batchq.client.overview import Overview
+    from batchq.client.pod_commands import PodCommands
     from batchq.client.submission import Submission
     from batchq.ports import Store
     from batchq.store.outage import Patience
@@ -456,6 +457,12 @@ class ApiClient(Client):
     def gates(self) -> Gates:
         # The same methods.
         return cast("Gates", ApiGates(self))
+
+    @cached_property
+    def commands(self) -> PodCommands:
+        from batchq.client.pod_commands import ApiPodCommands
+
+        return ApiPodCommands(self._credentials, self._post)
 
     @cached_property
     def checks(self) -> Checks:

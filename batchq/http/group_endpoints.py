@@ -6,8 +6,7 @@ import asyncio
 import base64
 import binascii
 import hashlib
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from http import HTTPStatus
 from time import monotonic
 
@@ -21,7 +20,8 @@ from batchq.api.printable import printable
 from batchq.api.transaction import JUMP
 from batchq.api.views import Effect, LogLine, token_of_object
 from batchq.api_session import sealed
-from batchq.client import Accepted, Client
+from batchq.client import Accepted
+from batchq.client.access_control import Delegate
 from batchq.client.submission import Existing, Outcome
 from batchq.errors import BatchqError, Conflict, NotFound
 from batchq.http.access_endpoints import record_use
@@ -36,6 +36,7 @@ from batchq.http.calls import (
 )
 from batchq.http.change_feed import ChangeEvent, ChangeType
 from batchq.http.problems import ApiProblem, bad_request, not_ready, problem_of
+from batchq.http.reader_thread import ReaderThread
 
 MOST_LISTED = 1_000
 #: Groups of one request.
@@ -492,12 +493,14 @@ def group_logs(call: ApiCall) -> StreamAnswer:
     attempt = call.number("attempt", None, JUMP)
     form, written = _log_form(call.accept)
 
-    def read(client: Client, stop: Callable[[], bool]) -> Iterator[LogLine]:
+    def read(delegate: Delegate, stop: Callable[[], bool]) -> Iterator[LogLine]:
+        client = delegate.client_of(call.identity.user)
         lines = client.logs(key, pod=pod, follow=follow, tail=tail, attempt=attempt, stop=stop)
         return (line for line in lines if stream in ("", line.stream))
 
     async def parts() -> AsyncIterator[bytes]:
-        async for lines in _LogReader(call, read, follow=follow).batches():
+        reader = ReaderThread(call, read, size_of=lambda line: len(line.text) + 1, beats=follow)
+        async for lines in reader.batches():
             call.renew_rights()
             call.require(group.metadata.namespace, owner=group.status.submitted_by)
             yield b"".join(written(line) for line in lines)
@@ -514,100 +517,3 @@ def _log_form(accept: str) -> tuple[str, Callable[[LogLine], bytes]]:
             lambda line: b"event: line\ndata: " + msgspec.json.encode(line) + b"\n\n",
         )
     return PLAIN, lambda line: line.text.encode(errors="replace") + b"\n"
-
-
-#: A batch of lines is sent when it has this many characters.
-_BATCH = 32 * 1024
-#: Batches that a reader may be behind; then the thread waits.
-_MOST_BATCHES = 16
-_LOOK_S = 0.5
-
-
-class _LogReader:
-    """Reads lines in a thread of its own, and hands them to the event loop in batches."""
-
-    def __init__(
-        self,
-        call: ApiCall,
-        read: Callable[[Client, Callable[[], bool]], Iterator[LogLine]],
-        *,
-        follow: bool,
-    ) -> None:
-        self._call = call
-        self._read = read
-        self._follow = follow
-        self._loop = asyncio.get_running_loop()
-        self._batches: asyncio.Queue[Sequence[LogLine] | BatchqError | None] = asyncio.Queue(
-            _MOST_BATCHES
-        )
-        self._stopping = threading.Event()
-        self._lines: list[LogLine] = []
-        self._length = 0
-
-    async def batches(self) -> AsyncIterator[Sequence[LogLine]]:
-        """Yield lines; an empty batch comes twice a second if there are none.
-
-        Raises the error of the first read.
-        """
-        thread = threading.Thread(target=self._run, name="log-reader", daemon=False)
-        thread.start()
-        try:
-            while True:
-                try:
-                    found = await asyncio.wait_for(self._batches.get(), _LOOK_S)
-                except TimeoutError:
-                    if self._follow:
-                        yield ()
-                    continue
-                if found is None or self._call.context.is_ending():
-                    return
-                if isinstance(found, BatchqError):
-                    raise found
-                yield found
-        finally:
-            self._stopping.set()
-
-    # --- the thread ---------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            with self._call.context.connect() as delegate:
-                client = delegate.client_of(self._call.identity.user)
-                for line in self._read(client, self._is_over):
-                    self._lines.append(line)
-                    self._length += len(line.text) + 1
-                    if self._length >= _BATCH:
-                        self._hand_over()
-                    if self._stopping.is_set():
-                        return
-            self._hand_over()
-            self._put(None)
-        except BatchqError as error:
-            self._put(error)
-
-    def _is_over(self) -> bool:
-        # A reader that follows asks after each look at the output, and then waits.
-        self._hand_over()
-        return self._stopping.is_set()
-
-    def _hand_over(self) -> None:
-        if self._lines:
-            lines, self._lines, self._length = tuple(self._lines), [], 0
-            self._put(lines)
-
-    def _put(self, batch: Sequence[LogLine] | BatchqError | None) -> None:
-        putting = self._batches.put(batch)
-        try:
-            done = asyncio.run_coroutine_threadsafe(putting, self._loop)
-        except RuntimeError:
-            # The loop has ended.
-            putting.close()
-            self._stopping.set()
-            return
-        while not self._stopping.is_set():
-            try:
-                done.result(_LOOK_S)
-                return
-            except TimeoutError:
-                continue
-        done.cancel()

@@ -14,12 +14,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from batchq.http.problems import too_many
 
-Stream: TypeAlias = Literal["watches", "logs"]
+Stream: TypeAlias = Literal["watches", "logs", "commands"]
 
 #: Streams that one user may have open at a time.
-MOST_STREAMS: dict[Stream, int] = {"watches": 100, "logs": 10}
-#: Logs are read by threads, which are fewer than users.
-MOST_LOGS_OF_ALL = 64
+MOST_STREAMS: dict[Stream, int] = {"watches": 100, "logs": 10, "commands": 40}
+#: Logs and the output of commands are read by threads, which are fewer than users.
+MOST_OF_ALL: dict[Stream, int] = {"logs": 64, "commands": 128}
 #: Callers remembered at a time; the one that asked least recently is forgotten first, and has its
 #: whole allowance again.
 MOST_REMEMBERED = 10_000
@@ -88,10 +88,9 @@ class StreamPlaces:
                 f"user {user} has {count} {stream} open, which is the most there may be",
                 retry_s=10,
             )
-        if stream == "logs" and self._logs() >= MOST_LOGS_OF_ALL:
-            raise too_many(
-                f"all {MOST_LOGS_OF_ALL} places for readers of logs are taken", retry_s=5
-            )
+        most = MOST_OF_ALL.get(stream)
+        if most is not None and self._count(stream) >= most:
+            raise too_many(f"all {most} places for readers of {stream} are taken", retry_s=5)
         self._open[user, stream] = count + 1
         try:
             yield
@@ -102,8 +101,8 @@ class StreamPlaces:
             else:
                 del self._open[user, stream]
 
-    def _logs(self) -> int:
-        return sum(count for (_, stream), count in self._open.items() if stream == "logs")
+    def _count(self, wanted: Stream) -> int:
+        return sum(count for (_, stream), count in self._open.items() if stream == wanted)
 
 
 #: Explanations run a session of the scheduler, which takes a processor for up to seconds.

@@ -35,6 +35,13 @@ from batchq.http.access_endpoints import (
 )
 from batchq.http.calls import NDJSON, ApiAnswer, ApiCall, ApiRoute, QueryParameter
 from batchq.http.change_feed import WATCHED_KINDS
+from batchq.http.command_endpoints import (
+    CommandRequest,
+    FrameRequest,
+    read_command,
+    run_command,
+    write_command,
+)
 from batchq.http.group_endpoints import (
     MOST_LINES,
     MOST_LISTED,
@@ -133,6 +140,7 @@ _FILTERS = (
 
 _GROUP = "/v1/namespaces/{namespace}/groups/{name}"
 _LIMIT, _CONTINUE = _FILTERS[6:8]
+_SESSION_NODE = QueryParameter(name="node", about="The node that the answer to the start names.")
 _UID = QueryParameter(name="uid", about="Only the group of this uid, not a later one of its name.")
 
 
@@ -291,6 +299,29 @@ ROUTES: tuple[ApiRoute, ...] = (
                 name="for", about="`finished`, `succeeded`, `running` or `admitted`."
             ),
         ),
+    ),
+    ApiRoute(
+        method="POST", path=f"{_GROUP}/commands", name="runCommand", endpoint=run_command,
+        verb=Verb.EXEC, body="CommandRequest", answer="View",
+        about="Run a command in a running pod of a group, beside the pod's own.",
+    ),
+    ApiRoute(
+        method="GET", path=f"{_GROUP}/commands/{{session}}", name="readCommand",
+        endpoint=read_command, verb=Verb.EXEC, answer="Frames",
+        about="Return what a command in a pod writes, and its end, as frames in NDJSON.",
+        parameters=(
+            _SESSION_NODE,
+            QueryParameter(
+                name="after", about="The number of the last frame that was received.",
+                type="integer", most=2**53,
+            ),
+        ),
+    ),
+    ApiRoute(
+        method="POST", path=f"{_GROUP}/commands/{{session}}", name="writeCommand",
+        endpoint=write_command, verb=Verb.EXEC, body="FrameRequest", answer="View",
+        about="Send input, signals and acknowledgements to a command in a pod.",
+        parameters=(_SESSION_NODE,),
     ),
     ApiRoute(
         method="GET", path="/v1/changes", name="awaitChange", endpoint=await_change,
@@ -598,6 +629,8 @@ def openapi_document() -> dict[str, Any]:
             ChangeRequest,
             PlanRequest,
             GateRequest,
+            CommandRequest,
+            FrameRequest,
         ],
         ref_template="#/components/schemas/{name}",
     )
@@ -660,7 +693,9 @@ def _parameter(parameter: QueryParameter) -> dict[str, Any]:
 
 
 def _responses(route: ApiRoute) -> dict[str, Any]:
-    if route.answer == "Lines":
+    if route.answer == "Frames":
+        content = {NDJSON: {"schema": {"type": "string"}}}
+    elif route.answer == "Lines":
         content = {form: {"schema": {"type": "string"}} for form in _LINES}
     else:
         reference = f"#/components/schemas/{route.answer}"

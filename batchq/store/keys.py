@@ -29,6 +29,10 @@ ALIVE_TTL_S = _DAY_S
 RESULT_TTL_S = LOG_TTL_S
 #: How long a pod's token is kept after its agent was last seen; it is refused long before.
 POD_TOKEN_TTL_S = _DAY_S
+#: How long a node's requests for commands in pods are kept after its agent was last seen.
+EXEC_REQUESTS_TTL_S = _DAY_S
+#: How long the streams of a session are kept after its node has last written.
+EXEC_TTL_S = _MINUTE_S
 #: How long RQ's keys for a node stay after its agent was last seen.
 RQ_TTL_S = _DAY_S
 
@@ -88,6 +92,25 @@ def result(node: str, pod: str, attempt: int) -> str:
 def pod_token(node: str, pod: str, attempt: int) -> str:
     """The digest of the secret of an attempt's token, by the node that it runs on."""
     return f"{_TAG}:token:{node}:{pod}-{attempt}"
+
+
+#: The prefix of what is said in commands in pods: only their users and their node may read it.
+_EXEC = f"exec:{_TAG}"
+
+
+def exec_requests(node: str) -> str:
+    """The requests for commands in the pods of a node."""
+    return f"{_EXEC}:requests:{node}"
+
+
+def exec_input(node: str, session: str) -> str:
+    """What the user of a session says to the node."""
+    return f"{_EXEC}:input:{node}:{session}"
+
+
+def exec_output(node: str, session: str) -> str:
+    """What the node says to the user of a session."""
+    return f"{_EXEC}:output:{node}:{session}"
 
 
 #: The prefix of RQ's key names.
@@ -216,6 +239,24 @@ TABLE: tuple[Key, ...] = (
         type="string",
         ttl_s=POD_TOKEN_TTL_S,
         holds="the SHA-256 of the secret of the token that the attempt has for the API",
+    ),
+    Key(
+        name=exec_requests("<node>"),
+        type="stream",
+        ttl_s=EXEC_REQUESTS_TTL_S,
+        holds="the latest requests for commands in pods of the node, as JSON",
+    ),
+    Key(
+        name=exec_input("<node>", "<session>"),
+        type="stream",
+        ttl_s=EXEC_TTL_S,
+        holds="frames for a command in a pod: kind, data; the id is <number>-0",
+    ),
+    Key(
+        name=exec_output("<node>", "<session>"),
+        type="stream",
+        ttl_s=EXEC_TTL_S,
+        holds="frames of a command in a pod: kind, data; the id is <number>-0",
     ),
     _permanent(TOKENS, "hash", "id of a token of the API -> JSON, with the digest of its secret"),
     _permanent(TOKENS_USED, "hash", "id of a token -> its last use, ms"),

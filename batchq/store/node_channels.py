@@ -399,7 +399,8 @@ def check_notified(answers: Sequence[Any]) -> None:
 
 
 class WakeUpChannel:
-    """A node's wake-up channel: one connection that waits while the agent does other things.
+    """A node's wake-up channel, and its requests for commands in pods: one connection that waits
+    while the agent does other things.
 
     Owned by one thread, which polls `fileno` together with its other descriptors.
     """
@@ -414,6 +415,23 @@ class WakeUpChannel:
         self._not_before = 0.0
         # From the oldest entry kept: notifications sent before the agent listened are read now.
         self._last_id = "0-0"
+        self._requests_key = keys.exec_requests(node)
+        #: The last entry of the requests that was read; "" while nothing listens to them.
+        self._last_request = ""
+        self._requests: list[bytes] = []
+
+    def listen_to_requests(self, after: str) -> None:
+        """Also wait for requests that come after an entry, from the next `listen` on; for those of
+        a channel made anew if the entry is not in it.
+        """
+        known = self._last_request
+        if not known or place_in_stream(after) < place_in_stream(known):
+            self._last_request = after
+
+    def take_requests(self) -> list[bytes]:
+        """Return the requests received since the last call."""
+        found, self._requests = self._requests, []
+        return found
 
     def fileno(self) -> int | None:
         """The descriptor, readable when a notification may have come; None while
@@ -434,9 +452,13 @@ class WakeUpChannel:
         try:
             if self._connection is None:
                 self._connection = self._client.connection_pool.get_connection()
+            places = {self._key: self._last_id}
+            if self._last_request:
+                places[self._requests_key] = self._last_request
             self._connection.send_command(
                 *("XREAD", "COUNT", NODE_NOTIFICATIONS_KEPT, "BLOCK", LONGEST_BLOCK_MS, "STREAMS"),
-                *(self._key, self._last_id),
+                *places,
+                *places.values(),
             )
         except (broken.RedisError, OSError) as error:
             self._let_go()
@@ -463,7 +485,18 @@ class WakeUpChannel:
             self._last_id = self._next_id()
             return frozenset()
         # A map or a list of pairs, depending on the protocol's version.
-        [(_, entries)] = reply.items() if isinstance(reply, dict) else reply
+        found = dict(reply.items() if isinstance(reply, dict) else reply)
+        if requests := found.get(self._requests_key.encode()):
+            self._last_request = requests[-1][0].decode()
+            self._requests += [
+                value
+                for _, fields in requests
+                for name, value in zip(fields[::2], fields[1::2], strict=False)
+                if name == b"request"
+            ]
+        entries = found.get(self._key.encode())
+        if not entries:
+            return frozenset()
         self._last_id = entries[-1][0].decode()
         words = {value.decode(errors="replace") for _, fields in entries for value in fields[1::2]}
         # A reason from a later version may mean anything.

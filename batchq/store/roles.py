@@ -84,6 +84,11 @@ _OF_A_NODE = tuple(
     re.sub(r"<(?!node>)[a-z]+>", "*", key.name) for key in keys.TABLE if _NODE in key.name
 )
 
+#: What is said in commands in pods, of every node.
+_EXEC = tuple(
+    re.sub(r"<[a-z]+>", "*", key.name) for key in keys.TABLE if key.name.startswith("exec:")
+)
+
 #: From the fewest rights to the most.
 ROLES: tuple[Role, ...] = (
     Role(
@@ -117,10 +122,10 @@ ROLES: tuple[Role, ...] = (
     ),
     Role(
         name="operator",
-        purpose="submits, and changes queues, quotas, priority classes, checks and nodes",
+        purpose="submits, runs commands in pods, and changes queues, quotas, checks and nodes",
         commands=(*_CONNECTS, *_LOOKS, *_COMMITS, "config|get"),
         reads=(keys.EVERYTHING,),
-        writes=(*_COMMITTED, keys.LIMITS, *_objects(tuple(KINDS))),
+        writes=(*_COMMITTED, keys.LIMITS, *_objects(tuple(KINDS)), *_EXEC),
         kinds=tuple(KINDS),
     ),
     Role(
@@ -128,7 +133,7 @@ ROLES: tuple[Role, ...] = (
         purpose="serves the HTTP API: acts for its users, and keeps tokens, bindings and the audit",
         commands=(*_CONNECTS, *_LOOKS, *_COMMITS),
         reads=(keys.EVERYTHING,),
-        writes=(*_COMMITTED, keys.LIMITS, *_objects(tuple(KINDS)), *keys.ACCESS),
+        writes=(*_COMMITTED, keys.LIMITS, *_objects(tuple(KINDS)), *_EXEC, *keys.ACCESS),
         kinds=tuple(KINDS),
     ),
     Role(

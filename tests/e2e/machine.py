@@ -25,6 +25,7 @@ from batchq.daemon import detached, embedded_server
 from batchq.paths import Home, default_url
 from batchq.store.redis import RedisStore, open_store
 from tests.harness import fork_server
+from tests.harness.terminals import Terminal
 
 #: Much shorter times than the defaults, so that failures are noticed within seconds.
 QUICK = """
@@ -156,6 +157,16 @@ class Machine:
             stderr=subprocess.DEVNULL,
             text=True,
         )
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of commands."""
+        return dict(self._environ)
+
+    def terminal(self, *arguments: str, url: str = "", **variables: str) -> Terminal:
+        """Start a command on a terminal of its own, with more variables."""
+        environ = self._environ_for(url) | variables
+        return Terminal(self._command(arguments), env=environ, cwd=self.root)
 
     def output_of(self, process: subprocess.Popen[str]) -> str:
         """Return what a started command has written to stderr."""

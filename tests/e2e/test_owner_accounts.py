@@ -23,6 +23,7 @@ from msgspec import structs
 
 import batchq
 from batchq.api.access import parse_binding
+from batchq.api.exec_session import ExecCommand, decoded_end
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod
 from batchq.client import Client
@@ -30,6 +31,7 @@ from batchq.client.access_control import Actor, Delegate
 from batchq.worker.host.cgroup import PodCgroup, Unusable, own_cgroup
 from tests.e2e.machine import QUICK, QUICK_AGENT, group, phase, pods_of, until
 from tests.harness.server import Server
+from tests.harness.terminals import Terminal
 from tests.http.api_process import ApiProcess
 from tests.http.manifests import groups_of, manifest
 from tests.worker import escape_artist
@@ -430,3 +432,32 @@ def test_unsigned_groups_run_as_an_account_that_the_operator_names(
         raw.submit(["id", "-un"], name="forged")
     assert site.ended(client, "forged").status.exit_code == 0
     assert site.output(client, "forged") == BOB
+
+
+@pytest.mark.parametrize("containment", ["subreaper", "pid-namespace"])
+def test_a_command_in_a_pod_has_the_rights_of_its_owner_and_comes_through_the_api(
+    site: Site, client: Client, containment: str
+) -> None:
+    site.start_agent("--containment", containment)
+    site.submit("alice", "host", "sleep", "600")
+    until(lambda: phase(client, "host") == "Running")
+    script = "grep CapEff /proc/self/status; id -un >/dev/tty; tty >/dev/null && exit 3"
+    words = ("--as", "alice", "--because", "test", "exec", "--pty", "host-w-0", "--")
+    with Terminal(
+        [sys.executable, "-P", "-m", "batchq.cli", *words, *shell(script)],
+        env=os.environ | {"BATCHQ_SERVER": f"unix:{site.api.socket}", "BATCHQ_HOME": "/nowhere"},
+        cwd=site.root,
+    ) as terminal:
+        terminal.expect("CapEff:\t0000000000000000")
+        terminal.expect(ALICE)
+        assert terminal.ended() == 3
+    # Whoever has credentials of the server could write a request.
+    [pod] = pods_of(client, "host")
+    session = client.commands.start(pod, ExecCommand(command=("id",)))
+    [frame] = [frame for frame in session.receive(5) if frame.kind == "end"]
+    session.close()
+    assert decoded_end(frame.data).message.startswith(
+        "node n1 runs pods under the accounts of their owners, and the request has no valid"
+    )
+    client.cancel("host")
+    site.ended(client, "host")

@@ -90,7 +90,8 @@ def paths_of(route: ApiRoute) -> list[str]:
     """Return paths of a route about bob's groups, and about what both may read."""
     kind = next((part for part in route.path.split("/") if part in NAMES), "")
     names = [NAMES[kind]] if kind else [*GROUPS, "waiting2", "nothing"]
-    found = dict.fromkeys(route.path.format(namespace="cv", name=name, id="x") for name in names)
+    rest = {"namespace": "cv", "id": "x", "session": "0" * 48}
+    found = dict.fromkeys(route.path.format(name=name, **rest) for name in names)
     known = {one.name for one in route.parameters}
     queries = [
         query
@@ -119,6 +120,8 @@ def answers(alice: Caller) -> dict[str, Any]:
         "changeObjects": {"verb": "delete", "keys": [{"kind": "PodGroup", "key": "cv/waiting2"}]},
         "openGates": {"gate": "data"},
         "submitGroup": manifest("ended"),
+        "runCommand": {"pod": "running-main-0", "run": {"command": ["true"]}},
+        "writeCommand": {"frames": []},
     }
     for route in ROUTES:
         if (

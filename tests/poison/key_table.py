@@ -65,7 +65,8 @@ def _row(
     after: tuple[str, ...] = (),
 ) -> Row:
     name = pattern
-    for part, literal in (("<node>", "n1"), ("<pod>", "p"), ("<attempt>", "1"), ("<id>", "1")):
+    literals = ("<node>", "n1"), ("<pod>", "p"), ("<attempt>", "1"), ("<id>", "1")
+    for part, literal in (*literals, ("<session>", "0" * 48)):
         name = name.replace(part, literal)
     return Row(
         pattern=pattern,
@@ -108,6 +109,8 @@ _STAYS = "a user without DEL gives a string that exists no other type"
 _NO_CALLER = "only the caller that chose its random id reads it"
 _A_NAME = "it may be the name of a node, which has posted nothing"
 _NO_TOKEN = "it is compared with the secret that a caller of the API presents"
+_NO_SESSION = "only the two sides of the session, whose name is random, read it"
+_A_REQUEST = "its agent refuses what is no request, and makes the channel again"
 _NO_POD = (
     "it is read for the pod alone: `batchq logs` and `batchq result` name it, as"
     " tests/client/test_output.py shows"
@@ -154,6 +157,21 @@ ROWS: tuple[Row, ...] = (
         healthy=b"0" * 64,
         unnamed=_NO_TOKEN,
         after=DAMAGES,
+    ),
+    _row(
+        "exec:{bq}:requests:<node>",
+        "worker-n1",
+        "request",
+        b'{"session":"0"}',
+        unnamed=_A_REQUEST,
+        after=DAMAGES,
+    ),
+    *(
+        _row(name, "worker-n1", "data", b"hello", unnamed=_NO_SESSION, after=DAMAGES)
+        for name in (
+            "exec:{bq}:input:<node>:<session>",
+            "exec:{bq}:output:<node>:<session>",
+        )
     ),
     *(
         _row(name, "api", "poison", healthy)

@@ -14,6 +14,7 @@ from batchq.api.objects import KINDS, AdmissionCheck, Metadata, PriorityClass, R
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.client.access_control import AccessControl, Actor
 from batchq.store import keys
+from batchq.store.exec_channels import ExecChannel, open_requests
 from batchq.store.node_channels import WakeReason, notify
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import attend, publish_config
@@ -50,6 +51,8 @@ def use_everything(store: RedisStore) -> None:
     store.put_result("n1", "u1-1-0", 1, b"42")
     store.alive.put_token("n1", PodAttempt("u1-1-0", 1), "digest")
     notify(store.link, ["n1"], WakeReason.PODS)
+    open_requests(store.link, "n1")
+    ExecChannel(store.link, "n1", "0" * 48, is_node=True).open()
     access = AccessControl(store)
     actor = Actor(user="alice", via="redis")
     access.note_use(access.create_token("alice", actor).record.id)

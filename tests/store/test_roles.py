@@ -58,6 +58,11 @@ OF_N1 = {
     *("{bq}:log:n1:p-1", "{bq}:result:n1:p-1", "{bq}:token:n1:p-1"),
 }
 OF_N2 = {name.replace("n1", "n2") for name in OF_N1}
+COMMANDS_OF_N1 = {
+    *("exec:{bq}:requests:n1", "exec:{bq}:input:n1:s", "exec:{bq}:output:n1:s"),
+}
+COMMANDS_OF_N2 = {name.replace("n1", "n2") for name in COMMANDS_OF_N1}
+COMMANDS = COMMANDS_OF_N1 | COMMANDS_OF_N2
 COMMITTED = {
     *("{bq}:request:1", "{bq}:revision", "{bq}:changes", "{bq}:events"),
     *("{bq}:ledger", "{bq}:charges"),
@@ -79,13 +84,13 @@ LEADERS = {
 }
 MAY_WRITE = {
     "readonly": set(),
-    "worker-n1": OF_N1,
-    "worker-n2": OF_N2,
+    "worker-n1": OF_N1 | COMMANDS_OF_N1,
+    "worker-n2": OF_N2 | COMMANDS_OF_N2,
     "submitter": COMMITTED | OF_GROUPS,
     "controller": COMMITTED | OF_ANSWERS,
-    "api": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"} | OF_THE_API,
+    "api": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"} | COMMANDS | OF_THE_API,
     "registrar": set(),
-    "operator": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"},
+    "operator": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"} | COMMANDS,
     "scheduler": COMMITTED | OF_GROUPS | OF_OTHERS | {"{bq}:limits"} | LEADERS | OF_N1 | OF_N2,
 }
 
@@ -96,7 +101,8 @@ def every_key() -> list[tuple[str, str]]:
     for key in keys.TABLE:
         for node in ("n1", "n2"):
             name = key.name.replace("<node>", node).replace("<pod>", "p").replace("<attempt>", "1")
-            found.add((name.replace("<id>", "1"), key.type))
+            name = name.replace("<id>", "1").replace("<session>", "s")
+            found.add((name, key.type))
     return sorted(found)
 
 
@@ -145,7 +151,7 @@ def may(client: redis.Redis, *words: str) -> bool:
 
 
 def test_some_role_may_write_every_key_of_the_table() -> None:
-    assert {name for name, _ in KEYS} == MAY_WRITE["scheduler"] | OF_THE_API
+    assert {name for name, _ in KEYS} == MAY_WRITE["scheduler"] | COMMANDS | OF_THE_API
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -381,12 +387,12 @@ def test_only_a_scheduler_may_lead(guarded: GuardedServer, user: str) -> None:
 
 
 @pytest.mark.parametrize("user", [user for user in USERS if user != "registrar"])
-def test_all_users_may_read_all_keys_of_batchq_but_those_of_the_api(
+def test_all_users_may_read_all_keys_but_those_of_the_api_and_of_commands(
     guarded: GuardedServer, user: str
 ) -> None:
     with guarded.as_user(user) as client:
         for name, type_ in KEYS:
-            if name in OF_THE_API and user != "api":
+            if name in OF_THE_API | COMMANDS and name not in MAY_WRITE[user]:
                 continue
             word = {"hash": "HGETALL", "stream": "XREVRANGE", "string": "GET"}[type_]
             assert may(client, word, name, *(("+", "-") if type_ == "stream" else ()))

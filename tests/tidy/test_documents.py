@@ -153,7 +153,7 @@ def test_the_page_of_the_http_api_lists_each_path_with_its_right() -> None:
     routes = []
     for route in ROUTES:
         path = route.path.replace("{namespace}", "NS").replace("{name}", "NAME")
-        path = path.replace("{id}", "ID")
+        path = path.replace("{id}", "ID").replace("{session}", "SESSION")
         right = right_of(route) if route.verb is not None else "any caller"
         routes.append((f"{route.method} {path}", "none" if route.is_open else right))
     assert sorted(listed) == sorted(routes)

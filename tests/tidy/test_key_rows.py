@@ -23,6 +23,7 @@ ARGUMENTS = {
     "node": "<node>",
     "pod": "<pod>",
     "attempt": "<attempt>",
+    "session": "<session>",
 }
 
 

@@ -37,6 +37,7 @@ create  groups            -       -      yes       yes   -        -
 update  groups            -       -      own       yes   all      -
 cancel  groups            -       -      own       yes   all      -
 delete  groups            -       -      own       yes   all      -
+exec    groups            -       -      own       yes   -        -
 read    queues            -       all    all       all   all      -
 create  queues            -       -      -         -     all      -
 update  queues            -       -      -         -     all      -

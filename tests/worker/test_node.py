@@ -11,8 +11,7 @@ import pytest
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
 from batchq.api.transaction import Charge, Transaction, Write
-from batchq.worker.agent.agent import default_slots
-from batchq.worker.agent.node import agent_pid
+from batchq.worker.agent.node import agent_pid, default_slots
 from batchq.worker.workhorse.run_file import RunFiles
 from tests.daemon.waiting import until
 from tests.harness.proxy import ControlledProxy

@@ -17,7 +17,7 @@ import gc
 import os
 import select
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import time
@@ -35,7 +35,6 @@ from batchq.api.node_report import (
     PodAttempt,
 )
 from batchq.api.objects import Taint
-from batchq.api.resources import CPU, ONE_POD, PODS
 from batchq.api.times import HOUR, SECOND
 from batchq.api.transaction import CONTAINMENT_LABEL, LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.errors import StoreUnavailable
@@ -47,6 +46,7 @@ from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import open_when_up
 from batchq.store.rq_link import RqLink
 from batchq.system import structlog
+from batchq.worker.agent.exec_sessions import ExecSessions
 from batchq.worker.agent.leftovers import prune_logs, sweep
 from batchq.worker.agent.messages import (
     ClaimsApplied,
@@ -76,7 +76,13 @@ from batchq.worker.agent.messages import (
     UnstartedPodsRead,
     VouchFor,
 )
-from batchq.worker.agent.node import Membership, NodeOffer, own_identity
+from batchq.worker.agent.node import (
+    Membership,
+    NodeOffer,
+    default_slots,
+    own_identity,
+    within_slots,
+)
 from batchq.worker.agent.pod_reports import PodReports
 from batchq.worker.agent.pod_states import Paces, patience_ms
 from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
@@ -110,8 +116,6 @@ _RECONCILE_MS = 10 * SECOND
 #: How often the agent looks whether leases are due for a renewal.
 LEASES_MS = 500
 _PACES = Paces()
-#: Slots of an agent that states none: the default of a kubelet, or more for many cpus.
-_LEAST_SLOTS, _SLOTS_A_CPU = 110, 4
 _RQ_CLEAN_MS = 60 * SECOND
 _SETTLE_MS = 1 * SECOND
 #: Between two checks whether a restarted server knows what runs here.
@@ -277,8 +281,17 @@ class Agent:
             most=2 * self._most_pods,
             own_sockets=self._ports.locks,
         )
+        self._exec = ExecSessions(
+            self._store,
+            settings.node,
+            self._slots,
+            poll=self._poll,
+            run_dir=self._run_dir,
+            accounts=settings.accounts,
+        )
         self._slots.delete_damaged(of_node=True)
         self._slots.clean()
+        self._exec.keep_open(self._listener)
         self._has_leftovers = bool(self._sweep(within_s=_SWEEP_S))
         former = tuple(PodAttempt(run.pod, run.attempt) for run in self._files.all())
         self._handle(FormerPodsFound(now_ms=monotonic_ms(), attempts=former))
@@ -299,7 +312,7 @@ class Agent:
                 self._reconcile: _RECONCILE_MS,
                 self._collect_orphans: _ORPHANS_MS,
                 self._rq_heartbeat: HEARTBEAT_S * SECOND,
-                self._rq_clean: _RQ_CLEAN_MS,
+                self._slots.clean: _RQ_CLEAN_MS,
                 self._prune_logs: HOUR,
                 self._let_idle_go: SECOND,
                 self._leave_spoiled: SECOND,
@@ -327,6 +340,10 @@ class Agent:
             if monotonic_ms() >= give_up_at + _KILLED_MS:
                 log.error("work-horses cannot be ended", horses=sorted(self._slots.horses()))
                 break
+        # Users hear that their commands have ended with the pods.
+        give_up_at = monotonic_ms() + _LEAVE_MS
+        while self._exec.pids() and monotonic_ms() < give_up_at:
+            self._handle_events(_LEAVE_LOOK_MS)
         self._collect_orphans()
         try:
             self._settle_all()
@@ -458,6 +475,9 @@ class Agent:
             if self._device_check.is_at(descriptor):
                 self._read_devices(descriptor)
                 continue
+            if self._exec.owns(descriptor):
+                self._exec.collect(descriptor)
+                continue
             if not self._slots.knows(descriptor):
                 # Closed a moment ago, together with the other descriptor of the same work-horse.
                 continue
@@ -483,6 +503,11 @@ class Agent:
                 self._handle(StopsAnnounced(now_ms=monotonic_ms()))
             except StoreUnavailable as trouble:
                 # The next renewal reads the stops, too.
+                self._outage.failed(trouble)
+        if requests := self._listener.take_requests():
+            try:
+                self._exec.open_all(requests, frozenset(self._jobs))
+            except StoreUnavailable as trouble:
                 self._outage.failed(trouble)
 
     def _collect(self, attempt: PodAttempt, exit_code: int) -> HorseEnd:
@@ -605,7 +630,8 @@ class Agent:
 
     def _left_alone(self) -> frozenset[int]:
         """Return the descendants of this process that belong to no pod."""
-        return self._slots.horses() | self._foreign_children | self._device_check.pids()
+        own = self._slots.horses() | self._exec.pids() | self._device_check.pids()
+        return own | self._foreign_children
 
     def _sweep(self, *, within_s: float) -> list[int]:
         """End what a former agent has left. Call it only while this agent has started no pod."""
@@ -720,7 +746,7 @@ class Agent:
 
     def _offered(self) -> dict[str, int]:
         offered = self._devices.offer(self._resources)
-        return _within_slots(offered, self._most_pods)
+        return within_slots(offered, self._most_pods)
 
     def _let_idle_go(self) -> None:
         self._slots.end_idle(now_ms=monotonic_ms())
@@ -728,9 +754,7 @@ class Agent:
     def _rq_heartbeat(self) -> None:
         self._slots.delete_damaged()
         self._slots.heartbeat()
-
-    def _rq_clean(self) -> None:
-        self._slots.clean()
+        self._exec.keep_open(self._listener)
 
     def _prune_logs(self) -> None:
         """Remove old pod logs.
@@ -739,25 +763,6 @@ class Agent:
         """
         running = {path.stem for path in self._run_dir.parent.glob("*/*.*")}
         prune_logs(self._log_dir, running=running, now_s=time())
-
-
-def default_slots(resources: Mapping[str, int]) -> int:
-    """Return how many pods an agent runs at once where nothing else is stated.
-
-    A pod waits behind those that the node has taken before it, so there are no more of them than
-    the cpus (in milli) may need.
-    """
-    return max(_LEAST_SLOTS, _SLOTS_A_CPU * resources.get(CPU, 0) // 1000)
-
-
-def _within_slots(resources: Mapping[str, int], slots: int) -> dict[str, int]:
-    """Return the resources with as many `pods` as the agent runs at once, at most.
-
-    Otherwise pods that request nothing would be bound without end, and pods bound after them would
-    wait here for a slot.
-    """
-    pods = slots * ONE_POD
-    return {**resources, PODS: min(resources.get(PODS, pods), pods)}
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True):

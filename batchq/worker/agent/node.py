@@ -19,6 +19,7 @@ from msgspec import Struct, structs
 
 from batchq.api.node_report import AGENT_ANNOTATION, PROTOCOL, Leaves, NodeReport, Serves
 from batchq.api.objects import Node, Taint
+from batchq.api.resources import CPU, ONE_POD, PODS
 from batchq.api.times import describe_age
 from batchq.errors import Conflict
 from batchq.store.redis import RedisStore
@@ -232,3 +233,26 @@ def _parts(identity: str) -> tuple[str, int | None, int | None]:
 def _shown(identity: str) -> str:
     host, pid, _ = _parts(identity)
     return f"with pid {pid} on {host}" if pid is not None else repr(identity)
+
+
+#: Slots of an agent that states none: the default of a kubelet, or more for many cpus.
+_LEAST_SLOTS, _SLOTS_A_CPU = 110, 4
+
+
+def default_slots(resources: Mapping[str, int]) -> int:
+    """Return how many pods an agent runs at once where nothing else is stated.
+
+    A pod waits behind those that the node has taken before it, so there are no more of them than
+    the cpus (in milli) may need.
+    """
+    return max(_LEAST_SLOTS, _SLOTS_A_CPU * resources.get(CPU, 0) // 1000)
+
+
+def within_slots(resources: Mapping[str, int], slots: int) -> dict[str, int]:
+    """Return the resources with as many `pods` as the agent runs at once, at most.
+
+    Otherwise pods that request nothing would be bound without end, and pods bound after them would
+    wait here for a slot.
+    """
+    pods = slots * ONE_POD
+    return {**resources, PODS: min(resources.get(PODS, pods), pods)}

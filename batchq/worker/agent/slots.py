@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
+import msgspec
 from msgspec import Struct, structs
 from rq import Queue, Worker
 from rq.exceptions import DeserializationError, NoSuchJobError
@@ -51,6 +52,7 @@ from batchq.worker.rq_delivery import (
     is_id,
     node_queue,
 )
+from batchq.worker.workhorse.inner_commands import InnerOrder
 from batchq.worker.workhorse.leases import OwnServer, Voucher, VoucherTable
 from batchq.worker.workhorse.reporter import monotonic_ms
 from batchq.worker.workhorse.run_pod import Harness, NotEnded, order_of, serve
@@ -293,6 +295,18 @@ class Slots:
                 if attempt in vouched and not vouched[attempt].is_disowned:
                     vouched[attempt].disown()
                     self._wake(attempt)
+
+    def hand_over(self, attempt: PodAttempt, order: InnerOrder, descriptors: Sequence[int]) -> bool:
+        """Have the work-horse of an attempt run a command beside the pod's own, with these
+        descriptors; return False if it has none.
+        """
+        message = msgspec.json.encode(order)
+        for horse in self._all_horses():
+            if horse.attempt == attempt:
+                with suppress(OSError):
+                    socket.send_fds(horse.control, [message], descriptors)
+                    return True
+        return False
 
     def _wake(self, attempt: PodAttempt) -> None:
         for horse in self._all_horses():
@@ -670,6 +684,7 @@ class Slots:
                 keys.alive(node): "hash",
                 keys.report_queue(node): "hash",
                 keys.wake_up_channel(node): "stream",
+                keys.exec_requests(node): "stream",
             }
         with self._link.errors():
             pipeline = queue.connection.pipeline(transaction=False)

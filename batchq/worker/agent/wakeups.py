@@ -54,6 +54,14 @@ class WakeUpListener:
             self.look_at, self._most = 0, max(self._most, _ANNOUNCED)
         return reasons
 
+    def listen_to_requests(self, after: str) -> None:
+        """Also hear requests for commands in pods; see `WakeUpChannel`."""
+        self._channel.listen_to_requests(after)
+
+    def take_requests(self) -> list[bytes]:
+        """Return the requests for commands in pods that were heard since the last call."""
+        return self._channel.take_requests()
+
     def limit(self, free: int) -> int:
         """Return how many jobs to ask for, of the `free` ones: one if no wake-up announced any,
         and few at first, because most wake-ups announce one pod.

@@ -45,6 +45,7 @@ _MAX_DESCRIPTORS = 5
 
 _HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 _START, _COLLECT, _END, _END_OTHERS = b"start", b"collect", b"end", b"end others"
+_COLLECT_INNER = b"collect inner"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -61,6 +62,10 @@ class StartOrder(Struct, frozen=True, kw_only=True):
     account: Account | None = None
     #: Whether it serves the work-horse and outlives a pod. At most one such process exists.
     stays: bool = False
+    #: Whether it runs beside the command, and is collected by its number.
+    is_inner: bool = False
+    #: Whether its stdin is a terminal that it controls.
+    has_terminal: bool = False
 
 
 class _Reply(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -101,7 +106,11 @@ class PidNamespace:
         return os.waitid(os.P_PID, self.pid, _HAS_ENDED) is not None
 
     def start(self, order: StartOrder, descriptors: tuple[int, ...]) -> int:
-        """Start a process in its own session, and return its pid outside of the namespace.
+        """Start a process in its own session, and return its pid outside of the namespace."""
+        return self.start_numbered(order, descriptors)[0]
+
+    def start_numbered(self, order: StartOrder, descriptors: tuple[int, ...]) -> tuple[int, int]:
+        """Start a process in its own session, and return its pids outside and in the namespace.
 
         `descriptors`: its stdin, stdout and stderr, and the way into its cgroup if it has one.
         Raise OSError or ValueError, as subprocess does.
@@ -117,12 +126,21 @@ class PidNamespace:
             raise OSError(answer.errno, answer.trouble, answer.path or None)
         if answer.trouble or pidfd is None:
             raise ValueError(answer.trouble)
-        return pid_of_pidfd(pidfd)
+        return pid_of_pidfd(pidfd), answer.number
 
     def collect(self) -> int:
-        """Wait for the last started process that does not stay, and return its wait status."""
+        """Wait for the last started process that neither stays nor is an inner one, and return its
+        wait status.
+        """
+        return self._collect(_COLLECT)
+
+    def collect_inner(self, number: int) -> int:
+        """Wait for an inner process, by its pid in the namespace, and return its wait status."""
+        return self._collect(_COLLECT_INNER + b" %d" % number)
+
+    def _collect(self, message: bytes) -> int:
         try:
-            self._orders.send(_COLLECT)
+            self._orders.send(message)
             answer, _ = self._receive()
         except OSError:
             # The namespace has ended, which has killed the process.
@@ -305,6 +323,8 @@ class _FirstProcess:
         #: The last started process, until it is collected.
         self._command: subprocess.Popen[bytes] | None = None
         self._staying: subprocess.Popen[bytes] | None = None
+        #: The inner processes that have not been collected, by pid.
+        self._inner: dict[int, subprocess.Popen[bytes]] = {}
 
     def serve(self) -> NoReturn:
         """Serve until the work-horse closes its end of the socket or is gone."""
@@ -353,6 +373,9 @@ class _FirstProcess:
             self._start(descriptors)
         elif message == _COLLECT:
             self._reply(_Reply(number=self._collect()))
+        elif message.startswith(_COLLECT_INNER):
+            inner = self._inner.pop(int(message.rpartition(b" ")[2]), None)
+            self._reply(_Reply(number=0 if inner is None else _wait_status_of(inner)))
         elif message:
             order, _, within_ms = message.rpartition(b" ")
             staying = self._staying if order == _END_OTHERS else None
@@ -376,10 +399,12 @@ class _FirstProcess:
         else:
             if order.stays:
                 self._staying = started
+            elif order.is_inner:
+                self._inner[started.pid] = started
             else:
                 self._command = started
             pidfd = os.pidfd_open(started.pid)
-            self._reply(_Reply(), [pidfd])
+            self._reply(_Reply(number=started.pid), [pidfd])
             os.close(pidfd)
         finally:
             for descriptor in descriptors:
@@ -388,16 +413,16 @@ class _FirstProcess:
     def _collect(self) -> int:
         if self._command is None:
             return 0
-        wait_status = processes.collect(self._command.pid)
-        if wait_status is None:
-            wait_status = int(signal.SIGKILL)
-        self._command.returncode = os.waitstatus_to_exitcode(wait_status)
+        wait_status = _wait_status_of(self._command)
         self._command = None
         return wait_status
 
     def _collect_orphans(self) -> None:
-        """Collect ended children but the command, whose pid stays reserved until then."""
-        reap_orphans(keep=() if self._command is None else (self._command.pid,))
+        """Collect ended children but the command and inner processes, whose pids stay reserved
+        until then.
+        """
+        command = () if self._command is None else (self._command.pid,)
+        reap_orphans(keep=(*command, *self._inner))
 
     def _end(self, within_s: float, staying: subprocess.Popen[bytes] | None) -> int:
         """Kill all children but the one that stays, and return how many are left.
@@ -406,6 +431,7 @@ class _FirstProcess:
         """
         deadline = monotonic() + within_s
         self._command = None
+        self._inner = {}
         kept = frozenset() if staying is None else frozenset({staying.pid})
         while True:
             self._collect_orphans()
@@ -417,6 +443,15 @@ class _FirstProcess:
             await_death(left, _ROUND_S)
 
 
+def _wait_status_of(process: subprocess.Popen[bytes]) -> int:
+    """Collect a process that has ended, or ends now."""
+    wait_status = processes.collect(process.pid)
+    if wait_status is None:
+        wait_status = int(signal.SIGKILL)
+    process.returncode = os.waitstatus_to_exitcode(wait_status)
+    return wait_status
+
+
 def _kill_all_others() -> None:
     """Kill every process of the namespace but this one, its first, in one system call."""
     if os.getpid() == 1:
@@ -426,9 +461,11 @@ def _kill_all_others() -> None:
 
 def _popen(order: StartOrder, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     stdin, stdout, stderr, *entrance = descriptors
-    memory_bytes = order.memory_bytes
+    memory_bytes, has_terminal = order.memory_bytes, order.has_terminal
 
     def prepare() -> None:
+        if has_terminal:
+            processes.control_terminal()
         if entrance:
             os.write(entrance[0], b"0")
         elif memory_bytes is not None:
@@ -440,7 +477,7 @@ def _popen(order: StartOrder, descriptors: Sequence[int]) -> subprocess.Popen[by
         order.folder,
         (stdin, stdout, stderr),
         account=order.account,
-        prepare=prepare if entrance or memory_bytes is not None else None,
+        prepare=prepare if entrance or has_terminal or memory_bytes is not None else None,
     )
 
 

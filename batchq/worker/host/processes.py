@@ -11,12 +11,14 @@ it. The rounds are bounded; the processes that remain are returned.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import re
 import resource
 import select
 import signal
+import termios
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -322,6 +324,11 @@ def die_with_parent(sent: signal.Signals, parent: int) -> None:
     _call(_PR_SET_PDEATHSIG, int(sent))
     if os.getppid() != parent:
         os.kill(os.getpid(), sent)
+
+
+def control_terminal() -> None:
+    """Make the terminal on stdin the controlling one of this session, which has none."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def adopt_orphans() -> None:

@@ -131,9 +131,11 @@ class Command:
         """Let the guard kill the group at this instant, unless a later one follows."""
         self._guard.allow_until(at_ms)
 
-    def collect(self) -> None:
-        """Collect ended orphans below this process, so that their pids are free again."""
-        keep = (self._started.pid, *self._started.keep, *self._enclosure.keeps())
+    def collect(self, inner: Sequence[int] = ()) -> None:
+        """Collect ended orphans below this process, so that their pids are free again. `inner`:
+        processes that are collected elsewhere.
+        """
+        keep = (self._started.pid, *self._started.keep, *self._enclosure.keeps(), *inner)
         reap_orphans(keep=keep)
 
     def end(self) -> int:
@@ -291,13 +293,97 @@ def _started(
         os.close(out)
         os.close(err)
 
+    return Started(pid=process.pid, stdout=stdout, stderr=stderr, reap=_reap_of(process))
+
+
+class InnerProcess(Struct, frozen=True, kw_only=True):
+    """A process beside a pod's command: the leader of its own group, and how to collect it."""
+
+    pid: int
+    #: Return its wait status once it has ended; None if the status is unknown.
+    reap: Callable[[], int | None]
+
+
+def start_inner(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    working_dir: str,
+    stdio: tuple[int, int, int],
+    *,
+    bounds: ProcessBounds,
+    enclosure: Enclosure,
+    account: Account | None,
+    has_terminal: bool,
+) -> InnerProcess:
+    """Start a process within the bounds and the enclosure of the pod that runs there, under its
+    account if it has one.
+
+    `has_terminal`: its stdin is a terminal, which it is to control. Raise NotStarted.
+    """
+    if working_dir and account is None and (problem := _problem_of(working_dir)):
+        raise NotStarted(PodOutcome(exit_code=NOT_EXECUTABLE, message=problem))
+    entrance: int | None = None
+    try:
+        # A program may open /dev/stderr or its terminal, which the kernel treats like files.
+        for own in stdio:
+            privileges.give(own, account)
+        entrance = bounds.cgroup.entrance() if bounds.cgroup is not None else None
+        inside = () if entrance is None else (entrance,)
+        if enclosure.namespace is None:
+            horse = os.getpid()
+            # The messenger's thread may run: what it may hold is not used between fork and exec.
+            process = privileges.popen(
+                argv,
+                environment,
+                working_dir,
+                (*stdio, *bounds.locks),
+                account=account,
+                prepare=_preparation_of_inner(bounds, entrance, has_terminal=has_terminal),
+                ready=lambda: processes.die_with_parent(signal.SIGKILL, horse),
+            )
+            return InnerProcess(pid=process.pid, reap=_reap_of(process))
+        order = StartOrder(
+            argv=argv,
+            environment=environment,
+            folder=working_dir,
+            memory_bytes=bounds.memory_bytes,
+            account=account,
+            is_inner=True,
+            has_terminal=has_terminal,
+        )
+        namespace = enclosure.namespace
+        pid, number = namespace.start_numbered(order, (*stdio, *inside))
+        return InnerProcess(pid=pid, reap=lambda: namespace.collect_inner(number))
+    except (OSError, ValueError, subprocess.SubprocessError) as trouble:
+        raise NotStarted(_not_started(argv[0], trouble, working_dir, account)) from None
+    finally:
+        if entrance is not None:
+            os.close(entrance)
+
+
+def _preparation_of_inner(
+    bounds: ProcessBounds, entrance: int | None, *, has_terminal: bool
+) -> Callable[[], None]:
+    prepare = _preparation(bounds, entrance, always=True)
+    assert prepare is not None
+    if not has_terminal:
+        return prepare
+
+    def take_terminal() -> None:
+        prepare()
+        processes.control_terminal()
+
+    return take_terminal
+
+
+def _reap_of(process: subprocess.Popen[bytes]) -> Callable[[], int | None]:
     def reap() -> int | None:
         wait_status = processes.collect(process.pid)
         if wait_status is not None:
             process.returncode = os.waitstatus_to_exitcode(wait_status)
         return wait_status
 
-    return Started(pid=process.pid, stdout=stdout, stderr=stderr, reap=reap)
+    return reap
 
 
 def _start_inside(
@@ -312,18 +398,21 @@ def _start_inside(
         os.close(empty)
 
 
-def _preparation(bounds: ProcessBounds, entrance: int | None) -> Callable[[], None] | None:
+def _preparation(
+    bounds: ProcessBounds, entrance: int | None, *, always: bool = False
+) -> Callable[[], None] | None:
     """Return what the child does between fork and exec; `entrance` leads into its cgroup.
 
     None if there is nothing to do: the child is then started without a copy of this process's
-    memory (vfork), at a quarter of the cost. Exec resets the signals that this process handles.
+    memory (vfork), at a quarter of the cost. `always`: it ends with this process at least. Exec
+    resets the signals that this process handles.
     """
     ignored = [
         number
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
         if signal.getsignal(number) == signal.SIG_IGN
     ]
-    if entrance is None and bounds.memory_bytes is None and not ignored:
+    if entrance is None and bounds.memory_bytes is None and not ignored and not always:
         return None
     horse = os.getpid()
 

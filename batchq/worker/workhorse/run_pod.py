@@ -45,6 +45,14 @@ from batchq.worker.rendezvous import launch_environment, unreachable
 from batchq.worker.rq_delivery import entry_point
 from batchq.worker.workhorse import process, reporter
 from batchq.worker.workhorse.guard import GuardPost
+from batchq.worker.workhorse.inner_commands import (
+    InnerCommands,
+    InnerOrder,
+    PodInterior,
+    RunOrder,
+    receive_order,
+    refuse,
+)
 from batchq.worker.workhorse.leases import Lease, ServerWatch, Voucher
 from batchq.worker.workhorse.process import (
     CALLEE,
@@ -89,8 +97,6 @@ _RETRY_FIRST_MS = 200
 _RETRY_MAX_MS = 2_000
 #: A work-horse sends more output than this itself.
 _HANDED_OVER_MAX_BYTES = 64 * 1024
-#: The limit of a message between agent and work-horse.
-_MAX_ORDER_BYTES = 1 << 20
 
 
 class Harness(Struct, frozen=True, kw_only=True):
@@ -126,8 +132,9 @@ class Harness(Struct, frozen=True, kw_only=True):
     started_ms: int | None = None
 
 
-#: Set in the work-horse for each pod: its harness, and the signals it receives.
-HARNESS: ContextVar[tuple[Harness, Signals]] = ContextVar("harness")
+#: Set in the work-horse for each pod: its harness, the signals it receives, and the socket to its
+#: agent.
+HARNESS: ContextVar[tuple[Harness, Signals, socket.socket]] = ContextVar("harness")
 
 
 class NotEnded(Exception):
@@ -135,14 +142,6 @@ class NotEnded(Exception):
 
     The agent becomes their parent, ends them, and reports the pod once none remains.
     """
-
-
-class RunOrder(Struct, frozen=True, kw_only=True):
-    """The parts of a harness that differ from one pod to the next of the same agent."""
-
-    start: StartPod
-    visible: Mapping[str, str]
-    locks: Mapping[str, int]
 
 
 def order_of(harness: Harness) -> bytes:
@@ -171,7 +170,7 @@ def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
     )
     try:
         while True:
-            HARNESS.set((harness, signals))
+            HARNESS.set((harness, signals, control))
             attempt = harness.start.attempt
             run_pod(attempt.pod, attempt.attempt)
             order = _next_order(signals, control)
@@ -196,8 +195,11 @@ def _next_order(signals: Signals, control: socket.socket) -> RunOrder | None:
         while not (signals.count(KILL_SIGNAL) or signals.count(STOP_SIGNAL)):
             readable = {descriptor for descriptor, _ in poll.poll()}
             if control.fileno() in readable:
-                message = control.recv(_MAX_ORDER_BYTES)
-                return msgspec.json.decode(message, type=RunOrder) if message else None
+                order, descriptors = receive_order(control)
+                if not isinstance(order, InnerOrder):
+                    return order
+                # It was for the pod that has just ended.
+                refuse(descriptors)
             signals.clear()
     return None
 
@@ -205,9 +207,9 @@ def _next_order(signals: Signals, control: socket.socket) -> RunOrder | None:
 @entry_point.register
 def run_pod(uid: str, attempt: int) -> None:
     """Run one claimed attempt of a pod, up to the report of its end. Raise NotEnded."""
-    harness, signals = HARNESS.get()
+    harness, signals, control = HARNESS.get()
     structlog.contextvars.bind_contextvars(pod=uid, attempt=attempt)
-    horse = WorkHorse(harness, signals)
+    horse = WorkHorse(harness, signals, control)
     try:
         horse.run()
     finally:
@@ -228,9 +230,10 @@ def log_path(log_dir: Path, uid: str, attempt: int) -> Path:
 class WorkHorse:
     """One attempt of one pod, in a process of its own."""
 
-    def __init__(self, harness: Harness, signals: Signals) -> None:
+    def __init__(self, harness: Harness, signals: Signals, control: socket.socket) -> None:
         self._harness = harness
         self._signals = signals
+        self._control = control
         start = harness.start
         self._pod, self._group = start.pod, start.group
         self._uid, self._attempt = start.attempt.pod, start.attempt.attempt
@@ -329,9 +332,10 @@ class WorkHorse:
         try:
             launch = self._launch_environment(pod, group)
             environment = self._environment(pod, group, task, launch)
+            environment |= self._access_to_api(group)
             command = process.start(
                 program.argv,
-                environment | self._access_to_api(group),
+                environment,
                 task.template.working_dir,
                 stdin=program.stdin,
                 bounds=self._bounds,
@@ -345,7 +349,15 @@ class WorkHorse:
             process.end_cgroup(self._bounds)
             return failure.outcome
         self._write_run_file(group=command.group, started_at=pod.status.started_at or 0)
-        outcome = self._supervise(command, pod, group, lease)
+        interior = PodInterior(
+            environment=environment,
+            working_dir=task.template.working_dir,
+            bounds=self._bounds,
+            enclosure=self._harness.enclosure or Enclosure(),
+            post=self._harness.post,
+            account=self._account,
+        )
+        outcome = self._supervise(command, pod, group, lease, interior)
         if outcome is None:
             return None
         outcome, result = program.resolve(outcome)
@@ -387,7 +399,12 @@ class WorkHorse:
         return {"BATCHQ_TOKEN_FILE": str(path)} | ({"BATCHQ_SERVER": server} if server else {})
 
     def _supervise(
-        self, command: process.Command, pod: Pod, group: PodGroup, lease: Lease
+        self,
+        command: process.Command,
+        pod: Pod,
+        group: PodGroup,
+        lease: Lease,
+        interior: PodInterior,
     ) -> PodOutcome | None:
         stream = LogStream()
         path = log_path(self._harness.log_dir, self._uid, self._attempt)
@@ -416,6 +433,7 @@ class WorkHorse:
             agent=agent,
             write_stop=lambda reason: self._files.write_stop(self._uid, self._attempt, reason),
             signals=self._signals,
+            inner=InnerCommands(self._control, interior),
         )
         outcome = supervisor.run()
         self._left = command.left

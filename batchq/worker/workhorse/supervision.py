@@ -17,6 +17,7 @@ from batchq.api.reasons import Finish, Leaving
 from batchq.system import structlog
 from batchq.worker.agent.pod_states import patience_ms
 from batchq.worker.host.processes import Signals, is_readable
+from batchq.worker.workhorse.inner_commands import InnerCommands
 from batchq.worker.workhorse.leases import Lease, ServerWatch, Voucher
 from batchq.worker.workhorse.process import Command
 from batchq.worker.workhorse.reporter import FLUSH_MS, Messenger, PodLog, monotonic_ms
@@ -112,7 +113,9 @@ class Supervisor:
         agent: AgentContact,
         write_stop: Callable[[str], None],
         signals: Signals,
+        inner: InnerCommands,
     ) -> None:
+        """`inner`: the commands that run beside this one."""
         self._command = command
         self._log = pod_log
         self._lease = lease
@@ -138,6 +141,8 @@ class Supervisor:
         own = (signals.fileno(), messenger.fileno(), command.pidfd)
         for descriptor in (*own, *command.outputs):
             self._poll.register(descriptor, select.POLLIN)
+        self._inner = inner
+        inner.attach(self._poll)
 
     def run(self) -> PodOutcome | None:
         """Run until the command and all its processes have ended, or cannot be killed.
@@ -156,6 +161,7 @@ class Supervisor:
                 self._collect(now_ms)
             return self._finish()
         finally:
+            self._inner.close()
             self._messenger.stop()
             self._command.close()
 
@@ -183,12 +189,20 @@ class Supervisor:
         for descriptor, _ in self._poll.poll(wait_ms):
             if descriptor == self._command.pidfd:
                 has_ended = True
+            elif self._inner.owns(descriptor):
+                self._inner.handle(descriptor, monotonic_ms(), until_ms=self._lease.guarded_until)
             elif descriptor == self._signals.fileno():
                 self._signals.clear()
             elif descriptor == self._messenger.fileno():
                 self._messenger.clear()
-            else:
+            elif descriptor in self._command.outputs:
                 self._keep(descriptor, self._command.read)
+        if self._inner.last_status is not None:
+            return True
+        if has_ended and self._inner.has_last():
+            # That command ends the pod, and not this one any more.
+            self._poll.unregister(self._command.pidfd)
+            return False
         return has_ended
 
     def _keep(self, descriptor: int, read: Callable[[int], list[bytes]]) -> None:
@@ -219,6 +233,7 @@ class Supervisor:
             self._stop(reason, now_ms)
         self._check_server(now_ms)
         self._command.allow_until(self._lease.guarded_until)
+        self._inner.allow_until(self._lease.guarded_until)
         if self._lease.is_lost(now_ms) and not self._killed:
             self._message = "its lease could not be renewed"
             self._kill(Leaving.NODE_LOST)
@@ -241,12 +256,13 @@ class Supervisor:
             self._stop(Finish.WALLTIME_EXCEEDED, now_ms)
         if self._kill_at is not None and now_ms >= self._kill_at:
             self._kill(self._stopped)
+        self._inner.kill_overdue(now_ms)
 
     def _collect(self, now_ms: int) -> None:
         """Collect orphans, or a command that forks in a loop would use up the machine's pids."""
         if now_ms >= self._collect_due_at:
             self._collect_due_at = now_ms + _TURN_MS
-            self._command.collect()
+            self._command.collect(self._inner.pids())
 
     def _stop(self, reason: str, now_ms: int) -> None:
         if self._stopped or self._has_ended():
@@ -256,6 +272,7 @@ class Supervisor:
         self._write_stop(self._stopped)
         self._warn()
         self._command.send(signal.SIGTERM)
+        self._inner.stop(signal.SIGTERM)
         log.info("pod told to stop", reason=self._stopped, grace_ms=self._limits.grace_ms)
 
     def _warn(self) -> None:
@@ -277,13 +294,22 @@ class Supervisor:
             self._stopped = reason
             self._write_stop(reason)
         self._command.send(signal.SIGKILL)
+        self._inner.stop(signal.SIGKILL)
 
     def _has_ended(self) -> bool:
         """Return whether the command has ended: an end before a stop is the command's own."""
-        return is_readable(self._command.pidfd, within_ms=0)
+        if self._inner.last_status is not None:
+            return True
+        return is_readable(self._command.pidfd, within_ms=0) and not self._inner.has_last()
 
     def _finish(self) -> PodOutcome | None:
+        last_status = self._inner.last_status
+        if last_status is not None:
+            self._command.send(signal.SIGKILL)
+            is_readable(self._command.pidfd, within_ms=_END_MS)
         wait_status = self._command.end()
+        if last_status is not None:
+            wait_status = last_status
         if self._is_killed_by_guard(wait_status):
             self._stopped = Leaving.NODE_LOST
             self._message = "its lease ended while its work-horse was stopped"

@@ -1,0 +1,324 @@
+"""A conversation with commands in pods: the user's input, their output, signals, the terminal.
+
+The main thread reads the input, answers signals and sends; for each session, one thread receives
+and one writes, since writing may wait for a reader such as `less`. A terminal in raw mode is as it
+was before, whatever ends the conversation.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import termios
+import tty
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Thread
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+from batchq.api.exec_session import (
+    ANSWER_S,
+    FRAME_BYTES,
+    PING_S,
+    SILENCE_S,
+    ExecEnd,
+    ExecFrame,
+    SendWindow,
+    TerminalSize,
+    decoded_end,
+)
+from batchq.client.pod_commands import CommandSession
+from batchq.errors import BatchqError, Conflict, StoreUnavailable
+
+_TURN_MS = 200
+_RECEIVE_S = 1.0
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+#: Signals that end the conversation.
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Speaker:
+    """One session in a conversation, with the threads that receive and write for it."""
+
+    def __init__(
+        self,
+        session: CommandSession,
+        label: str,
+        wake: Callable[[], None],
+        *,
+        prefix: bytes = b"",
+    ) -> None:
+        """`label` names its pod in errors; `prefix` begins each line of its output."""
+        self.label = label
+        self.window = SendWindow()
+        self.end: ExecEnd | None = None
+        #: What has ended it otherwise.
+        self.error: BaseException | None = None
+        self.heard_at = monotonic()
+        self.has_answered = False
+        self._session = session
+        self._wake = wake
+        self._prefix = prefix
+        self._frames: SimpleQueue[ExecFrame | None] = SimpleQueue()
+        #: The last frame that is written, and the last that the node knows to be written.
+        self._written = self._acknowledged = 0
+        #: How far the node has taken the input, as it says.
+        self._taken = b""
+        self._ack_at = 0.0
+        self._is_closing = False
+        self._is_at_line_start = {_STDOUT: True, _STDERR: True}
+        for run in (self._receive, self._write):
+            Thread(target=run, name=run.__name__, daemon=True).start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, one way or the other."""
+        return self.end is not None or self.error is not None
+
+    def send(self, kind: Any, data: bytes = b"") -> None:
+        """Send a frame, unless it is over. Raises StoreUnavailable."""
+        if self.is_over:
+            return
+        with suppress(Conflict):
+            # Its end is on the way, or it is found silent.
+            self.window.add(self._session.send(kind, data))
+
+    def keep_alive(self) -> None:
+        """Acknowledge what was written: that is the sign of life, too. Raises StoreUnavailable."""
+        now, written = monotonic(), self._written
+        self.window.acknowledge(self._taken)
+        if now >= self._ack_at or written - self._acknowledged >= _FRAMES_AN_ACK:
+            self.send("ack", b"%d" % written)
+            self._acknowledged, self._ack_at = written, now + PING_S
+        longest_s = SILENCE_S if self.has_answered else ANSWER_S
+        if not self.is_over and now - self.heard_at > longest_s:
+            self.error = StoreUnavailable(
+                f"the command in {self.label} is lost: its node has been silent for"
+                f" {longest_s:.0f} s"
+            )
+
+    def close(self) -> None:
+        """Close the session. What is known of its end need not be kept for it."""
+        self._is_closing = True
+        if self.end is not None:
+            with suppress(BatchqError):
+                self._session.send("ack", b"%d" % self._written)
+        self._session.close()
+
+    # --- the threads --------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        try:
+            while not self._is_closing:
+                for frame in self._session.receive(_RECEIVE_S):
+                    self.heard_at, self.has_answered = monotonic(), True
+                    self._frames.put(frame)
+                    if frame.kind == "end":
+                        return
+        except BatchqError as error:
+            if not self._is_closing:
+                self.error = error
+                self._frames.put(None)
+                self._wake()
+
+    def _write(self) -> None:
+        try:
+            while (frame := self._frames.get()) is not None:
+                match frame.kind:
+                    case "stdout":
+                        self._write_data(_STDOUT, frame.data)
+                    case "stderr":
+                        self._write_data(_STDERR, frame.data)
+                    case "ack":
+                        self._taken = frame.data
+                    case "end":
+                        self._written = frame.number
+                        self.end = decoded_end(frame.data)
+                        self._wake()
+                        return
+                self._written = frame.number
+                self._wake()
+        except (OSError, BatchqError) as error:
+            self.error = error
+            self._wake()
+
+    def _write_data(self, descriptor: int, data: bytes) -> None:
+        if self._prefix:
+            data = self._prefixed(descriptor, data)
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+    def _prefixed(self, descriptor: int, data: bytes) -> bytes:
+        parts: list[bytes] = []
+        for line in data.splitlines(keepends=True):
+            if self._is_at_line_start[descriptor]:
+                parts.append(self._prefix)
+            parts.append(line)
+            self._is_at_line_start[descriptor] = line.endswith(b"\n")
+        return b"".join(parts)
+
+
+#: Frames that are written before they are acknowledged; four of data are half a window.
+_FRAMES_AN_ACK = 4
+
+
+class Conversation:
+    """The user's side of one or more sessions, all of which get the input; a context manager.
+
+    Used by the main thread.
+    """
+
+    def __init__(self, *, has_terminal: bool, has_input: bool) -> None:
+        self.speakers: list[Speaker] = []
+        #: The signals that have come: interrupts, and what ends the conversation.
+        self.interrupts = 0
+        self.ending: int | None = None
+        #: How many interrupts the commands have got.
+        self.passed_on = 0
+        self._has_terminal = has_terminal
+        self._reads_input = has_input
+        self._is_resized = self._is_to_stop = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._before: dict[int, Any] = {}
+        self._attributes: list[Any] | None = None
+
+    def __enter__(self) -> Conversation:
+        handled = [signal.SIGINT, *ENDING]
+        if self._has_terminal:
+            handled += [signal.SIGWINCH, signal.SIGTSTP]
+        for number in handled:
+            self._before[number] = signal.signal(number, self._note)
+        try:
+            if self._has_terminal:
+                self._make_raw()
+        except BaseException:  # anything: the handlers must not stay
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        for speaker in self.speakers:
+            speaker.close()
+
+    def join(self, session: CommandSession, label: str, *, prefix: bytes = b"") -> Speaker:
+        """Let a session take part."""
+        speaker = Speaker(session, label, self.wake, prefix=prefix)
+        self.speakers.append(speaker)
+        return speaker
+
+    def leave(self, speaker: Speaker) -> None:
+        """Let a session take part no more."""
+        self.speakers.remove(speaker)
+        speaker.close()
+
+    def wake(self) -> None:
+        """Let the main thread look."""
+        with suppress(BlockingIOError):
+            os.write(self._wake_write, b".")
+
+    def turn(self) -> None:
+        """Wait for something, and handle it. Raises StoreUnavailable."""
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        if self._takes_input():
+            poll.register(_STDIN, select.POLLIN)
+        found = dict(poll.poll(_TURN_MS))
+        if self._wake_read in found:
+            os.read(self._wake_read, 4096)
+        if self._is_to_stop:
+            self._stop()
+        if self._is_resized:
+            self._is_resized = False
+            self.send("size", str(terminal_size()).encode())
+        if _STDIN in found:
+            self._pass_input_on()
+        for speaker in self.speakers:
+            speaker.keep_alive()
+
+    def send(self, kind: str, data: bytes = b"") -> None:
+        """Send a frame in all sessions. Raises StoreUnavailable."""
+        for speaker in self.speakers:
+            speaker.send(kind, data)
+
+    # --- input --------------------------------------------------------------------------------
+
+    def _takes_input(self) -> bool:
+        listening = [one for one in self.speakers if not one.is_over]
+        return (
+            self._reads_input
+            and bool(listening)
+            and all(one.has_answered and one.window.has_room() for one in listening)
+        )
+
+    def _pass_input_on(self) -> None:
+        try:
+            data = os.read(_STDIN, FRAME_BYTES)
+        except OSError:
+            # The terminal is gone.
+            data = b""
+        if data:
+            self.send("stdin", data)
+        else:
+            self._reads_input = False
+            self.send("eof")
+
+    # --- signals and the terminal -------------------------------------------------------------
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        match number:
+            case signal.SIGINT:
+                self.interrupts += 1
+            case signal.SIGWINCH:
+                self._is_resized = True
+            case signal.SIGTSTP:
+                self._is_to_stop = True
+            case _:
+                self.ending = number
+        self.wake()
+
+    def _make_raw(self) -> None:
+        self._attributes = termios.tcgetattr(_STDIN)
+        tty.setraw(_STDIN, termios.TCSADRAIN)
+
+    def _restore(self) -> None:
+        if self._attributes is not None:
+            # The terminal may be gone.
+            with suppress(termios.error):
+                termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._attributes)
+            self._attributes = None
+
+    def _stop(self) -> None:
+        """Stop as another program does, with the terminal as it was, until SIGCONT."""
+        self._is_to_stop = False
+        self._restore()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._make_raw()
+        self._is_resized = True
+
+
+def terminal_size() -> TerminalSize:
+    """Return the size of the user's terminal."""
+    try:
+        columns, rows = os.get_terminal_size(_STDIN)
+    except OSError:
+        return TerminalSize()
+    return TerminalSize(rows, columns)
+
+
+def has_terminal() -> bool:
+    """Whether both input and output are a terminal."""
+    return os.isatty(_STDIN) and os.isatty(_STDOUT)
+
+
+def exit_code_of(end: ExecEnd) -> int | None:
+    """Return the exit code as a shell reports it; None if the command was lost or has not run."""
+    if end.signal is not None:
+        return 128 + end.signal
+    return end.exit_code

@@ -1,0 +1,181 @@
+"""`batchq exec` and `batchq attach`: a command in a running pod, and the output of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from time import monotonic, sleep
+
+import click
+
+from batchq.api.exec_session import ExecCommand
+from batchq.api.objects import Pod
+from batchq.cli.console import (
+    Conversation,
+    exit_code_of,
+    has_terminal,
+    terminal_size,
+)
+from batchq.cli.output.options import Globals, examples, namespace_option, pass_globals
+from batchq.cli.output.terminal import Interrupted, echo, on_interrupt, raw_option
+from batchq.cli.output.values import group_key
+from batchq.client import Client
+from batchq.errors import Conflict, UsageError
+
+#: How long a pod that is Running may take to start on its node.
+EARLY_S = 30.0
+_AGAIN_S = 0.3
+#: Interrupts that leave a command which does not end by them.
+_MOST_INTERRUPTS = 3
+
+
+@click.command(
+    "exec",
+    epilog=examples(
+        "batchq exec train-1-main-0 -- nvidia-smi",
+        "batchq exec --pty train-1-main-0 -- bash",
+        "batchq exec research/eval-main-2 -- tar c results > results.tar",
+    ),
+)
+@click.argument("pod", metavar="POD")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND…")
+@namespace_option
+@click.option("--pty", is_flag=True, help="Give it a terminal, for a shell or an editor.")
+@click.option(
+    "--no-stdin", is_flag=True, help="Give it an empty input instead of that of this command."
+)
+@pass_globals
+def exec_(
+    shared: Globals, pod: str, command: tuple[str, ...], namespace: str, pty: bool, no_stdin: bool
+) -> int:
+    """Run COMMAND in the running POD, on its node: with the pod's environment, folder, limits,
+    devices and user, beside the pod's own command.
+
+    Input, output and Ctrl-C are passed on; three interrupts leave a command that does not end. The
+    exit code is the command's. It ends with the pod at the latest, and when this command ends. Its
+    output is shown here only, and not kept. The owner of the group and admins of its namespace may
+    run commands; each one is recorded.
+    """
+    if not command:
+        raise UsageError(
+            "expected a command after the pod",
+            hint=f"as in `batchq exec --pty {pod} -- bash`",
+        )
+    if pty:
+        require_terminal("exec")
+    with shared.connect() as client:
+        found = pod_of(client, pod, namespace)
+        with Conversation(has_terminal=pty, has_input=not no_stdin) as conversation:
+            wanted = command_of(command, pty=pty, has_input=not no_stdin)
+            return converse(client, conversation, found, wanted)
+
+
+def require_terminal(name: str) -> None:
+    """Raise UsageError unless there is a terminal here."""
+    if not has_terminal():
+        raise UsageError(
+            "--pty needs a terminal, and stdin or stdout is none",
+            hint=f"leave it out: `batchq {name}` passes pipes and files on",
+        )
+
+
+def command_of(
+    command: tuple[str, ...], *, pty: bool, has_input: bool = True, ends_pod: bool = False
+) -> ExecCommand:
+    """Return the command, with this terminal if it gets one."""
+    return ExecCommand(
+        command=command,
+        terminal=terminal_size() if pty else None,
+        term=os.environ.get("TERM", "") if pty else "",
+        has_input=has_input,
+        ends_pod=ends_pod,
+    )
+
+
+def pod_of(client: Client, name: str, namespace: str) -> Pod:
+    """Return a pod by its name, which may have a namespace. Raises NotFound."""
+    pod = client.get("Pod", group_key(name, namespace))
+    assert isinstance(pod, Pod)
+    return pod
+
+
+def converse(client: Client, conversation: Conversation, pod: Pod, command: ExecCommand) -> int:
+    """Run a command in a pod to its end, and return its exit code.
+
+    Raises Conflict if it has not run or was lost, Interrupted, StoreUnavailable.
+    """
+    name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+    give_up_at = monotonic() + EARLY_S
+    sys.stdout.flush()
+    while True:
+        speaker = conversation.join(client.commands.start(pod, command), f"Pod {name}")
+        while not speaker.is_over:
+            conversation.turn()
+            _answer_signals(conversation)
+        if speaker.error is not None:
+            raise speaker.error
+        assert speaker.end is not None
+        if not speaker.end.is_early or monotonic() > give_up_at:
+            break
+        conversation.leave(speaker)
+        sleep(_AGAIN_S)
+    code = exit_code_of(speaker.end)
+    if code is None:
+        raise Conflict(f"the command in Pod {name} is over: {speaker.end.message}")
+    if speaker.end.message:
+        echo(f"Pod {name}: {speaker.end.message}", err=True)
+    return code
+
+
+def _answer_signals(conversation: Conversation) -> None:
+    if conversation.ending is not None:
+        # The command hears now what the node would tell it later.
+        conversation.send("signal", b"%d" % signal.SIGHUP)
+        sent = signal.Signals(conversation.ending)
+        raise Ended(f"ended by {sent.name}; the command in the pod is hung up", sent)
+    if conversation.interrupts >= _MOST_INTERRUPTS:
+        conversation.send("signal", b"%d" % signal.SIGHUP)
+        raise Interrupted("interrupted; the command in the pod is hung up")
+    while conversation.passed_on < conversation.interrupts:
+        conversation.passed_on += 1
+        conversation.send("signal", b"%d" % signal.SIGINT)
+
+
+class Ended(Interrupted):
+    """A signal has ended the command; the exit code is as a shell reports it."""
+
+    def __init__(self, message: str, sent: signal.Signals) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + sent
+
+
+@click.command(
+    epilog=examples("batchq attach train-1-main-0", "batchq attach train-1-main-0 --tail 100")
+)
+@click.argument("pod", metavar="POD")
+@namespace_option
+@click.option(
+    "--tail",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Begin with this many lines of its output.",
+)
+@raw_option
+@pass_globals
+def attach(shared: Globals, pod: str, namespace: str, tail: int) -> None:
+    """Show the output of POD's own command as it comes, until the pod has ended.
+
+    Ctrl-C leaves the pod as it is.
+    """
+    with shared.connect() as client:
+        found = pod_of(client, pod, namespace)
+        key, name = f"{found.metadata.namespace}/{found.spec.pod_group}", found.metadata.name
+        with on_interrupt(
+            f"interrupted; Pod {found.metadata.namespace}/{name} keeps running",
+            hint=f"end its group with `batchq cancel {key}`",
+        ):
+            for line in client.logs(key, pod=name, follow=True, tail=tail):
+                echo(line.text, err=line.stream == "stderr")
+                sys.stdout.flush()

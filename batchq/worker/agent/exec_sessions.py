@@ -1,0 +1,159 @@
+"""The agent's part in commands in pods: from a request to the work-horse and the relay.
+
+The agent's loop never waits for a command or its user. It opens the descriptors, hands the
+command's ends to the work-horse of the pod, forks a relay with the others, and forgets both until
+the relay ends.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from batchq.api.exec_session import ExecRequest, decoded_request, is_request_signed
+from batchq.api.node_report import PodAttempt
+from batchq.errors import StoreUnavailable
+from batchq.store.exec_channels import ExecChannel, open_requests
+from batchq.store.link import is_forbidden
+from batchq.store.redis import RedisStore
+from batchq.system import structlog
+from batchq.worker.agent.exec_relay import fork_relay, open_ends
+from batchq.worker.agent.slots import Slots
+from batchq.worker.agent.wakeups import WakeUpListener
+from batchq.worker.host.accounts import PodAccounts
+from batchq.worker.host.processes import collect, mark_of
+from batchq.worker.workhorse.inner_commands import InnerOrder
+
+log = structlog.get_logger(__name__)
+
+#: Commands in the pods of one node at a time: each has a process and two connections.
+MOST_SESSIONS = 64
+#: Sessions that are remembered, because a request may come twice.
+_REMEMBERED = 1_024
+
+
+class ExecSessions:
+    """The commands in the pods of one node; owned by the agent's loop."""
+
+    def __init__(
+        self,
+        store: RedisStore,
+        node: str,
+        slots: Slots,
+        *,
+        poll: select.poll,
+        run_dir: Path,
+        accounts: PodAccounts | None,
+    ) -> None:
+        """`run_dir`: by which the next agent recognizes relays that have been left. `accounts`: if
+        pods run under the accounts of their owners, only the HTTP API may start commands in them.
+        """
+        self._accounts = accounts
+        self._url, self._link = store.url, store.link
+        self._node = node
+        self._slots = slots
+        self._poll = poll
+        self._mark = mark_of(run_dir)
+        #: The pid of each relay, by its pidfd.
+        self._relays: dict[int, int] = {}
+        self._known: deque[str] = deque(maxlen=_REMEMBERED)
+        self._is_refused = False
+
+    def keep_open(self, listener: WakeUpListener) -> None:
+        """Take requests, or go on to. Raise StoreUnavailable."""
+        try:
+            newest = open_requests(self._link, self._node)
+        except StoreUnavailable as trouble:
+            if not is_forbidden(trouble):
+                raise
+            # The server's line for this user is of a former version. Everything else works.
+            if not self._is_refused:
+                log.warning("no commands in pods", why=trouble.message, do="batchq acl worker")
+            self._is_refused = True
+            return
+        listener.listen_to_requests(newest)
+
+    def open_all(self, requests: Sequence[bytes], waiting: frozenset[PodAttempt]) -> None:
+        """Open a session for each request, or say why not. `waiting`: attempts that will start.
+
+        Raise StoreUnavailable; the user of a request that is lost by that tries again.
+        """
+        for data in requests:
+            request = decoded_request(data)
+            if request is None:
+                log.warning("request for a command refused", why="it is malformed")
+            elif request.session not in self._known:
+                self._known.append(request.session)
+                self._open(request, waiting)
+
+    def _open(self, request: ExecRequest, waiting: frozenset[PodAttempt]) -> None:
+        channel = ExecChannel(self._link, self._node, request.session, is_node=True)
+        attempt = PodAttempt(request.pod, request.attempt)
+        if attempt not in self._slots.attempts():
+            is_early = attempt in waiting
+            state = "has not started yet" if is_early else "does not run any more"
+            channel.refuse(f"the pod {state} on node {self._node}", is_early=is_early)
+            return
+        if self._accounts is not None and not is_request_signed(self._accounts.key, request):
+            channel.refuse(
+                f"node {self._node} runs pods under the accounts of their owners, and the request"
+                " has no valid signature of the HTTP API: use the API, with the --signing-key of"
+                " this node"
+            )
+            return
+        if len(self._relays) >= MOST_SESSIONS:
+            channel.refuse(
+                f"{MOST_SESSIONS} commands run in pods of node {self._node}, the most there may be"
+            )
+            return
+        try:
+            self._start(request, attempt)
+        except OSError as trouble:
+            channel.refuse(f"node {self._node} cannot start a command: {trouble.strerror}")
+
+    def _start(self, request: ExecRequest, attempt: PodAttempt) -> None:
+        """Hand the command over and fork its relay. Raise OSError."""
+        command = request.command
+        ends, theirs = open_ends(command.terminal, has_input=command.has_input)
+        order = InnerOrder(
+            argv=command.command,
+            has_terminal=command.terminal is not None,
+            term=command.term,
+            ends_pod=command.ends_pod,
+        )
+        try:
+            # The relay tells the user if the work-horse has ended meanwhile.
+            self._slots.hand_over(attempt, order, theirs)
+            for descriptor in theirs:
+                os.close(descriptor)
+            theirs = ()
+            pid = fork_relay(self._url, self._node, request.session, ends, mark=self._mark)
+        finally:
+            for descriptor in (*theirs, *ends.descriptors()):
+                os.close(descriptor)
+        pidfd = os.pidfd_open(pid)
+        self._relays[pidfd] = pid
+        self._poll.register(pidfd, select.POLLIN)
+        log.info("command in pod", pod=attempt.pod, command=command.command[0], relay=pid)
+
+    # --- relays -------------------------------------------------------------------------------
+
+    def pids(self) -> frozenset[int]:
+        """Return the relays."""
+        return frozenset(self._relays.values())
+
+    def owns(self, descriptor: int) -> bool:
+        """Whether this is the descriptor of a relay."""
+        return descriptor in self._relays
+
+    def collect(self, descriptor: int) -> None:
+        """Collect a relay that has ended."""
+        pid = self._relays.pop(descriptor)
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+        with suppress(ChildProcessError):
+            collect(pid)

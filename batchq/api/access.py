@@ -508,8 +508,15 @@ def _without_message(condition: Condition) -> Condition:
     return structs.replace(condition, message="")
 
 
+#: What the author of an object has written, which the reader of that part reads as it is: a file in
+#: a command looks like the name of a group.
+_WRITTEN = frozenset({"apiVersion", "kind", "metadata", "spec"})
+
+
 def without_names(document: T, is_visible: Callable[[str], bool]) -> T:
-    """Return a JSON document without the names, `namespace/name`, of groups that are hidden."""
+    """Return a JSON document without the names, `namespace/name`, of groups that are hidden; what
+    the authors of objects have written stays.
+    """
 
     def shown(found: re.Match[str]) -> str:
         # A fraction such as 2/3 is no name.
@@ -521,7 +528,11 @@ def without_names(document: T, is_visible: Callable[[str], bool]) -> T:
             case str():
                 return _GROUP_KEY.sub(shown, part)
             case dict():
-                return {walked(key): walked(value) for key, value in part.items()}
+                written = _WRITTEN if "apiVersion" in part else ()
+                return {
+                    walked(key): value if key in written else walked(value)
+                    for key, value in part.items()
+                }
             case list() | tuple():
                 return [walked(one) for one in part]
             case _:

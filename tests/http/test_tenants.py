@@ -463,6 +463,23 @@ def test_groups_of_others_in_ones_own_namespace_are_beyond_sight_too(
     assert "theirs" not in why.body.decode()
 
 
+@pytest.mark.parametrize("visibility", [Visibility.NAMESPACES, Visibility.OWN], indirect=True)
+def test_manifests_are_whole_where_names_of_others_are_hidden(lab: Lab, server: Server) -> None:
+    lab.bind("user:alice", "submitter", "ml")
+    alice = lab.user("alice")
+    group = manifest("mine")
+    group["metadata"]["namespace"] = "ml"
+    group["spec"]["tasks"][0]["template"]["command"] = ["python", "data/train.py"]
+    asked = {"verb": "submit", "objects": [group]}
+    [row] = alice("POST", "/v1/requests", asked).data["items"]
+    for found in (row["object"], alice("GET", f"{ML}/mine").data):
+        assert found["apiVersion"] == "batchq/v1"
+        [task] = found["spec"]["tasks"]
+        assert task["template"]["command"] == ["python", "data/train.py"]
+    [queue] = alice("GET", "/v1/queues").data["items"]
+    assert queue["apiVersion"] == "batchq/v1"
+
+
 @pytest.mark.parametrize("visibility", [Visibility.NAMESPACES], indirect=True)
 def test_an_explanation_counts_groups_beyond_sight_and_does_not_name_them(
     lab: Lab, stage: Stage, server: Server

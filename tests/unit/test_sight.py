@@ -91,3 +91,15 @@ def test_names_of_other_namespaces_do_not_appear(text: str, shown: str) -> None:
         "message": shown,
         "list": [shown, 1, None],
     }
+
+
+def test_what_the_author_of_an_object_has_written_is_left_as_it_is() -> None:
+    written = {
+        "apiVersion": "batchq/v1",
+        "kind": "PodGroup",
+        "metadata": {"name": "train", "annotations": {"batchq/parent": "ml/first"}},
+        "spec": {"tasks": [{"template": {"command": ["python", "data/train.py"]}}]},
+    }
+    status = {"message": "waits for cv/secret"}
+    found = without_names({"items": [{**written, "status": status}]}, lambda key: False)
+    assert found == {"items": [{**written, "status": {"message": "waits for another group"}}]}

@@ -73,6 +73,7 @@ swarm-of-days:
 swarm-of-faults:
 	$(BIN)/python -m tests.faults --seeds $(call of,10000)
 	$(BIN)/python -m tests.faults --launches --seeds $(call of,5000)
+	$(BIN)/python -m tests.faults --devices --seeds $(call of,2000)
 swarm-of-kills:
 	$(BIN)/python -m tests.swarm --kills $(call of,500)
 swarm-of-damage:

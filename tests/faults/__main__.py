@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument(
         "--launches", action="store_true", help="give every gang of several pods spec.launch"
     )
+    parser.add_argument("--devices", action="store_true", help="have every pod request GPUs")
     parser.add_argument(
         "--mutations",
         action="store_true",
@@ -70,7 +71,13 @@ def _show_mutations(asked: argparse.Namespace) -> int:
 def _replay(asked: argparse.Namespace) -> int:
     seed = asked.seed
     try:
-        ended = play(seed, say=_tell, restores=not asked.no_restores, launches=asked.launches)
+        ended = play(
+            seed,
+            say=_tell,
+            restores=not asked.no_restores,
+            launches=asked.launches,
+            devices=asked.devices,
+        )
     except InvariantBroken as wrong:
         _tell(f"seed {seed}: {wrong}")
         return 1
@@ -82,9 +89,9 @@ def _swarm(asked: argparse.Namespace) -> int:
     seeds = range(asked.first, asked.first + asked.seeds)
     began = time.monotonic()
     failures = []
-    restores, launches = not asked.no_restores, asked.launches
+    restores, launches, devices = not asked.no_restores, asked.launches, asked.devices
     for found in failures_of(
-        seeds, processes=asked.processes, restores=restores, launches=launches
+        seeds, processes=asked.processes, restores=restores, launches=launches, devices=devices
     ):
         if found is None:
             continue
@@ -92,6 +99,7 @@ def _swarm(asked: argparse.Namespace) -> int:
         if len(failures) <= _MOST_SHOWN:
             options = "" if restores else " --no-restores"
             options += " --launches" if launches else ""
+            options += " --devices" if devices else ""
             _tell(f"seed {found.seed}: {found.why}")
             _tell(f"    python -m tests.faults --seed {found.seed}{options}")
     took_s = time.monotonic() - began

@@ -20,6 +20,8 @@ from batchq.worker.agent.node import Membership, NodeOffer
 from batchq.worker.agent.pod_reports import answers_of
 from batchq.worker.agent.pod_states import Paces, patience_ms, pods_of
 from batchq.worker.agent.state_machine import AgentState
+from batchq.worker.host.device_pool import DevicePool
+from batchq.worker.host.gpu_tools import FoundDevices
 from batchq.worker.host.ports import FIRST_PORT
 from batchq.worker.rendezvous import is_complete, uids_of_gang
 from batchq.worker.workhorse.leases import VoucherTable
@@ -96,6 +98,7 @@ class Agent:
             drain_timeout_ms=self._paces.drain_timeout_ms,
             paces=PACES,
         )
+        self._devices = DevicePool(FoundDevices(), declared=self.machine.resources)
         self._member = Membership(
             self._store,  # type: ignore[arg-type]  # it has the methods that are used
             NodeOffer(name=node, resources=dict(self.machine.resources)),
@@ -189,6 +192,9 @@ class Agent:
 
     def _collect(self) -> None:
         ends, self._exits = tuple(self._exits), []
+        for end in ends:
+            if end.exit_code == 0 and (end.record is None or end.record.outcome is not None):
+                self._devices.give_back(end.attempt)
         if ends:
             event = messages.HorsesEnded(now_ms=self._clock.now_ms(), ends=ends)
             self._succeeds(lambda: self._tell(event))
@@ -201,6 +207,7 @@ class Agent:
             is_known = self._succeeds(self._beat) and self._is_known
             self._beat_at = now_ms + (self._paces.beat_ms if is_known else self._paces.look_ms)
         if now_ms >= self._settle_at:
+            self._devices.keep(self.state)
             self._succeeds(lambda: self._tell(messages.EndsDue(now_ms=now_ms)))
             self._settle_at = now_ms + self._paces.look_ms
         if now_ms >= self._reconcile_at:
@@ -332,6 +339,7 @@ class Agent:
                 return messages.ProcessesEnded(now_ms=now_ms, attempts=attempts, are_left=False)
             case messages.ForgetPods(attempts):
                 for attempt in attempts:
+                    self._devices.give_back(attempt)
                     self.machine.records.pop(attempt, None)
         return None
 
@@ -369,14 +377,20 @@ class Agent:
         return messages.GangsRead(now_ms=self._clock.now_ms(), groups=groups, pods=pods)
 
     def _post_claims(self, instruction: messages.PostClaims, until_ms: int) -> messages.Event:
-        claims = [
-            (self._with_ports(claim, instruction.ports), fence, name)
-            for claim, fence, name in instruction.claims
-        ]
+        claims: list[tuple[StartClaim, str, str]] = []
+        lacking: list[messages.ClaimAnswer] = []
+        for claim, fence, name in instruction.claims:
+            attempt = PodAttempt(claim.pod, claim.attempt)
+            devices = self._devices.take(attempt, instruction.devices.get(attempt, {}))
+            if devices is None:
+                lacking.append(messages.ClaimAnswer(attempt=attempt, word="no devices"))
+                continue
+            stated = structs.replace(claim, devices=tuple(one.id for one in devices))
+            claims.append((self._with_ports(stated, instruction.ports), fence, name))
         for claim, _, _ in claims:
             self.machine.records[PodAttempt(claim.pod, claim.attempt)] = messages.EndRecord()
         renewals, groups = self._store.claim(self.machine.name, claims, until_ms)
-        answers = tuple(
+        answers = tuple(lacking) + tuple(
             messages.ClaimAnswer(
                 attempt=PodAttempt(claim.pod, claim.attempt),
                 word=renewal.word,
@@ -384,6 +398,7 @@ class Agent:
                 is_running=renewal.is_running,
                 group=groups.get(name),
                 ports=claim.ports,
+                devices=claim.devices,
             )
             for (claim, _, name), renewal in zip(claims, renewals, strict=True)
         )
@@ -406,8 +421,10 @@ class Agent:
         match instruction:
             case messages.ReportEnds(ends):
                 reports = [end.report for end in ends]
-                self._store.end(node, reports)
                 attempts = tuple(PodAttempt(one.pod, one.attempt) for one in reports)
+                for attempt in attempts:
+                    self._devices.give_back(attempt)
+                self._store.end(node, reports)
                 return messages.EndsReported(now_ms=now_ms, attempts=attempts)
             case messages.ReadEndedPods(uids):
                 found = self._store.get_many("Pod", uids)

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from batchq.api.devices import WHOLE
 from batchq.api.node_report import PodAttempt, Runs
 from batchq.api.objects import Pod
-from batchq.api.resources import of_pod, plus
+from batchq.api.resources import GPU, of_pod, plus
 from batchq.api.transaction import generation_of
 from batchq.errors import InvariantBroken
 from batchq.ports import Clock
@@ -41,6 +42,8 @@ class Process(Struct, frozen=True, kw_only=True):
     ends_at: int
     exit_code: int
     stops_in_ms: int
+    #: The ids of its devices.
+    devices: tuple[str, ...] = ()
     #: The round of its gang, if that has `spec.launch`: the admission.
     round: int | None = None
 
@@ -81,6 +84,7 @@ class Truth:
             ends_at=self._clock.now_ms() + script.runtime_ms,
             exit_code=int(fails),
             stops_in_ms=script.stops_in_ms,
+            devices=status.devices,
             round=status.admission if spec.ports else None,
         )
         self._check_round(machine, process)
@@ -211,11 +215,21 @@ class Machine:
             horse.on_end(end)
 
     def take_capacity(self, process: Process) -> None:
-        """Raises InvariantBroken if the running pods no longer fit."""
+        """Raises InvariantBroken if the running pods no longer fit, or share a device."""
         taken = process.requests
         for horse in self.horses.values():
             if horse.process is not None:
                 taken = plus(taken, horse.process.requests)
+                if shared := set(process.devices).intersection(horse.process.devices):
+                    raise InvariantBroken(
+                        f"{process.attempt.id} and {horse.process.attempt.id} both have"
+                        f" {', '.join(sorted(shared))} of {self.name}"
+                    )
+        if len(set(process.devices)) != process.requests.get(GPU, 0) // WHOLE:
+            raise InvariantBroken(
+                f"{process.attempt.id} has the devices {process.devices}, and requests"
+                f" {process.requests}"
+            )
         for name, units in self.resources.items():
             if taken.get(name, 0) > units:
                 raise InvariantBroken(f"{self.name} runs {taken}, and has {self.resources}")

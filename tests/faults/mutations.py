@@ -21,6 +21,7 @@ from batchq.scheduler import node_reports, pod_controller, timers
 from batchq.store import memory
 from batchq.worker.agent import pod_states
 from batchq.worker.agent.state_machine import AgentState
+from batchq.worker.host.device_pool import DevicePool
 from batchq.worker.workhorse.leases import Lease
 from batchq.worker.workhorse.supervision import AgentContact
 from tests.faults.play import failure_of
@@ -29,7 +30,8 @@ from tests.faults.play import failure_of
 class Mutation(Struct, frozen=True, kw_only=True):
     """A fault: in the source of `name`, an attribute of `owner`, `before` is replaced by `after`.
 
-    `found_by` is a seed that finds it; with `launches`, if its gangs are distributed jobs.
+    `found_by` is a seed that finds it; with `launches`, if its gangs are distributed jobs, and with
+    `devices`, if its pods request GPUs.
     """
 
     what: str
@@ -39,6 +41,7 @@ class Mutation(Struct, frozen=True, kw_only=True):
     after: str
     found_by: int
     launches: bool = False
+    devices: bool = False
 
 
 @contextmanager
@@ -68,10 +71,12 @@ def mutated(mutation: Mutation) -> Iterator[None]:
 
 def first_seed(place: int, seeds: Iterable[int]) -> int | None:
     """Return the first seed that finds the fault at this place of the table; None if none does."""
-    launches = MUTATIONS[place].launches
-    with mutated(MUTATIONS[place]):
-        found = (seed for seed in seeds if failure_of(seed, launches=launches) is not None)
-        return next(found, None)
+    mutation = MUTATIONS[place]
+    with mutated(mutation):
+        for seed in seeds:
+            if failure_of(seed, launches=mutation.launches, devices=mutation.devices) is not None:
+                return seed
+    return None
 
 
 def _agent(what: str, name: str, before: str, after: str, *, found_by: int) -> Mutation:
@@ -258,5 +263,24 @@ MUTATIONS = (
         after="False",
         found_by=154,
         launches=True,
+    ),
+    # --- devices ---
+    Mutation(
+        what="a device is given to two pods",
+        owner=DevicePool,
+        name="_units",
+        before="sum(units.get(device, 0) for units in self._held.values())",
+        after="0",
+        found_by=0,
+        devices=True,
+    ),
+    Mutation(
+        what="the devices of a pod are not recorded",
+        owner=node_reports,
+        name="_running",
+        before="report.devices and devices_in(pod.spec.requests)",
+        after="False",
+        found_by=0,
+        devices=True,
     ),
 )

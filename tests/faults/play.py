@@ -23,10 +23,15 @@ class Failure(Struct, frozen=True):
 
 
 def play(
-    seed: int, *, say: Say | None = None, restores: bool = True, launches: bool = False
+    seed: int,
+    *,
+    say: Say | None = None,
+    restores: bool = True,
+    launches: bool = False,
+    devices: bool = False,
 ) -> Ended:
     """Play one seed to its end. Raises InvariantBroken."""
-    scenario, ends = scenario_of(seed, restores=restores, launches=launches)
+    scenario, ends = scenario_of(seed, restores=restores, launches=launches, devices=devices)
     ended = Cluster(scenario, say=say).run()
     forgot = scenario.copies_every_ms is not None
     for name, meant in ends.items():
@@ -44,22 +49,29 @@ def play(
     return ended
 
 
-def failure_of(seed: int, *, restores: bool = True, launches: bool = False) -> Failure | None:
+def failure_of(
+    seed: int, *, restores: bool = True, launches: bool = False, devices: bool = False
+) -> Failure | None:
     """Return what is wrong with a seed; every exception counts, so that a swarm goes on with the
     next.
     """
     try:
-        play(seed, restores=restores, launches=launches)
+        play(seed, restores=restores, launches=launches, devices=devices)
     except Exception as wrong:  # a crash anywhere is a finding, as a broken invariant is
         return Failure(seed, f"{type(wrong).__name__}: {wrong}", traceback.format_exc())
     return None
 
 
 def failures_of(
-    seeds: Iterable[int], *, processes: int, restores: bool = True, launches: bool = False
+    seeds: Iterable[int],
+    *,
+    processes: int,
+    restores: bool = True,
+    launches: bool = False,
+    devices: bool = False,
 ) -> Iterator[Failure | None]:
     """Return the failures of the seeds, in order, played on this many processes."""
-    failure = partial(failure_of, restores=restores, launches=launches)
+    failure = partial(failure_of, restores=restores, launches=launches, devices=devices)
     if processes == 1:
         yield from map(failure, seeds)
         return

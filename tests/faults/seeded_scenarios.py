@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct, structs
 
 from batchq.api.objects import Dependency, Launch, Object, PodGroup, QueuePreemption, Retry
+from batchq.api.resources import CPU, GPU
 from batchq.api.transaction import Transaction
 from batchq.client.changes import cancel, create, resume, suspend
 from batchq.config.model import SchedulerConfig
@@ -70,14 +71,16 @@ class Meant(Struct, frozen=True):
 
 
 def scenario_of(
-    seed: int, *, restores: bool = True, launches: bool = False
+    seed: int, *, restores: bool = True, launches: bool = False, devices: bool = False
 ) -> tuple[Scenario, dict[str, frozenset[str]]]:
     """Return the scenario of a seed, and the possible ends of each of its groups.
 
-    With `launches`, each gang of several pods is a distributed job, which restarts whole.
+    With `launches`, each gang of several pods is a distributed job, which restarts whole. With
+    `devices`, every pod requests GPUs.
     """
     dice = random.Random(seed)
-    nodes = {f"n{k}": amounts(cpu=4) for k in range(1, dice.randint(2, 4) + 1)}
+    offer = amounts(cpu=4, gpu=4) if devices else amounts(cpu=4)
+    nodes = {f"n{k}": offer for k in range(1, dice.randint(2, 4) + 1)}
     lost_for_good = dice.random() < 0.2
     room = 4 * (len(nodes) - (1 if lost_for_good else 0))
     meant: list[Meant] = []
@@ -85,7 +88,8 @@ def scenario_of(
     crowd = 4 if "default" not in queues else 0
     for k in range(dice.randint(3, 7) + crowd):
         one = _group(dice, f"g{k}", room, meant, queues)
-        meant.append(_launched(one) if launches else one)
+        one = _launched(one) if launches else one
+        meant.append(_with_devices(one) if devices else one)
     forgets = restores and dice.random() < 0.3
     requests, ends = _requests(dice, meant, forgets=forgets)
     faults = _faults(dice, sorted(nodes), lost_for_good=lost_for_good, forgets=forgets)
@@ -176,6 +180,23 @@ def _launched(meant: Meant) -> Meant:
     # Each pod fails as often as the script says, and the rounds of all pods count together.
     ends = meant.ends | {FAILED} if meant.script.fails else meant.ends
     return Meant(launched, meant.script, ends)
+
+
+def _with_devices(meant: Meant) -> Meant:
+    """Return a group whose pods request as many GPUs as cpus."""
+    spec = meant.group.spec
+    tasks = tuple(
+        structs.replace(
+            task,
+            template=structs.replace(
+                task.template,
+                requests={**task.template.requests, GPU: task.template.requests[CPU]},
+            ),
+        )
+        for task in spec.tasks
+    )
+    group = structs.replace(meant.group, spec=structs.replace(spec, tasks=tasks))
+    return Meant(group, meant.script, meant.ends)
 
 
 def _after(other: frozenset[str], condition: str, own: frozenset[str]) -> frozenset[str]:

@@ -39,6 +39,15 @@ def test_no_pod_of_a_distributed_job_runs_beside_one_of_another_round() -> None:
     assert [f"{one.seed} --launches: {one.why}" for one in failures] == []
 
 
+#: Seeds in which pods request GPUs.
+WITH_DEVICES = range(2_000, 2_000 + usually(25, 500))
+
+
+def test_no_device_of_a_machine_is_used_by_two_pods() -> None:
+    failures = [one for one in failures_of(WITH_DEVICES, processes=1, devices=True) if one]
+    assert [f"{one.seed} --devices: {one.why}" for one in failures] == []
+
+
 def test_gangs_restart_whole_in_some_seed() -> None:
     assert any("GangRestart" in play(seed, launches=True).stopped for seed in range(10))
 

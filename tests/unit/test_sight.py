@@ -93,7 +93,7 @@ def test_names_of_other_namespaces_do_not_appear(text: str, shown: str) -> None:
     }
 
 
-def test_what_the_author_of_an_object_has_written_is_left_as_it_is() -> None:
+def test_manifests_keep_what_their_authors_have_written() -> None:
     written = {
         "apiVersion": "batchq/v1",
         "kind": "PodGroup",

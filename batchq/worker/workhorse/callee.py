@@ -5,13 +5,15 @@ It runs as a plain script of the agent's interpreter and imports only the standa
 function pod waits for this start, and the pod's folder comes first on `sys.path`, where a foreign
 package named `batchq` may be.
 
-The call is read from stdin, a file without a name, and the answer is written over it, so that `ps`
-shows neither and only the work-horse can read them. The function itself sees an empty stdin. What
-it prints is the pod's output.
+The call is read from stdin, a file without a name: the function's name and, on the second line, its
+arguments if it has any. The answer is written over it, so that `ps` shows neither and only the
+work-horse can read them. The function itself sees an empty stdin. What it prints is the pod's
+output.
 
 If stdin is a socket, the script is a standby (`batchq/worker/workhorse/standby.py`): each order
 arrives with the descriptors of the new process, and the script forks that process, at a tenth of
-the cost of a start.
+the cost of a start. Such a process copies or maps each memory page that it touches, which takes
+longer than most of what it does, so it touches few: it decodes no JSON without need.
 
     exit code     message of the answer
     0             – (the answer holds the result)
@@ -73,17 +75,19 @@ class Failed(Exception):
 
 def main() -> int:
     """Run the call on stdin, and return the exit code."""
+    # Readers follow a pod's output while it runs.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is a TextIOWrapper
     is_standby = os.fstat(_STDIN).st_mode & _KIND_OF_FILE == _IS_SOCKET
     if is_standby and not _stand_by():
         return 0
     answer = _detach_stdin()
     me = os.getpid()
-    name, args, kwargs = json.loads(os.pread(answer, os.fstat(answer).st_size, 0))
+    first, _, rest = os.pread(answer, os.fstat(answer).st_size, 0).partition(b"\n")
+    name = first.decode()
+    args, kwargs = json.loads(rest) if rest else ([], {})
     sys.argv[:] = [name]
     # The pod's folder comes first, as with `python -m`.
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - importing pathlib is slower than all of this
-    # Readers follow a pod's output while it runs.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is a TextIOWrapper
     try:
         written, exit_code = b'{"result":%b}' % _result(name, args, kwargs), 0
     except Failed as failure:
@@ -119,14 +123,13 @@ def _stand_by() -> bool:
             _kill_others()
             orders.send(b".")
             continue
-        # A forked process copies each page that it writes to, so as much as possible is done
-        # before.
-        request = json.loads(order)
-        _change_environment(environment, request["environment"])
-        environment = request["environment"]
+        # After each fork, this process copies the pages that it writes to as well, so the forked one
+        # does all the rest.
         pid = os.fork()
         if pid == 0:
             orders.close()
+            request = json.loads(order)
+            _change_environment(environment, request["environment"])
             _kept.extend((orders, order, request, environment, descriptors))
             # A module of the pod may have the name of one that only the standby needs.
             for name in _own_modules:
@@ -270,6 +273,8 @@ def _early_exit(what: str, left: SystemExit) -> Failed:
 
 
 def _encoded(name: str, value: object) -> bytes:
+    if value is None:
+        return b"null"
     try:
         # Not only ASCII: a value that cannot be written as UTF-8 is not valid text.
         text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))

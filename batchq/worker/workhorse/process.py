@@ -618,7 +618,9 @@ class Program:
 
 
 def _file_of(template: PodTemplate) -> int:
-    call = msgspec.json.encode((template.function, template.args, template.kwargs))
+    call = f"{template.function}\n".encode()
+    if template.args or template.kwargs:
+        call += msgspec.json.encode((template.args, template.kwargs))
     try:
         file = os.memfd_create("batchq-call")
         os.pwrite(file, call, 0)

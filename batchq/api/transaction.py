@@ -186,11 +186,14 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 class Commit(Struct, frozen=True, kw_only=True):
-    """The outcome of the transactions of one call, each list in the given order."""
+    """The outcome of the transactions of one call, each list in the given order. `delivered`: how
+    many of the deliveries were handed over to their nodes as well.
+    """
 
     applied: tuple[Transaction, ...] = ()
     refused: tuple[Refusal, ...] = ()
     revision: int = 0
+    delivered: int = 0
 
 
 Ledger: TypeAlias = dict[str, dict[str, int]]

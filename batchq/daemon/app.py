@@ -162,6 +162,7 @@ def _serve(
         depart=lambda: depart(store, identity),
     )
     relay = Relay(store)
+    store.deliverer = relay.calls
 
     def effective() -> Effective:
         fresh = reload.take_up()
@@ -359,14 +360,16 @@ class LeaderTurn:
             _log.warning("stops.unannounced", nodes=len(nodes), trouble=trouble.message)
 
     def _deliver(self, report: CycleReport) -> None:
-        """Deliver what this turn bound, and periodically everything left in the outbox."""
+        """Deliver what this turn bound, unless its commit has, and periodically everything left in
+        the outbox.
+        """
         bound = [delivery for done in report.commit.applied for delivery in done.deliveries]
         look_at, self._deliver_at = self._deliver_at, 0.0
         # If a delivery fails, `_deliver_at` stays 0 and the next turn reads the outbox.
         if time.monotonic() >= look_at:
             self._executor.deliver()
             look_at = time.monotonic() + _OUTBOX_EVERY_S
-        elif bound:
+        elif report.commit.delivered < len(bound):
             self._executor.deliver(bound)
         self._deliver_at = look_at
 

@@ -123,7 +123,9 @@ def _by_text(
 
 
 def _asked_at_once(client: redis.Redis, asked: Sequence[Asked], add_call: AddCall) -> list[Any]:
-    """Return the answers of all calls. Raises the first error among them."""
+    """Return the answers of all calls. Raises the first error among them, except those of scripts
+    that may fail.
+    """
     if len(asked) == 1:
         ((script, (names, arguments)),) = asked
         return [add_call(client, script, names, arguments)]
@@ -131,7 +133,10 @@ def _asked_at_once(client: redis.Redis, asked: Sequence[Asked], add_call: AddCal
     for script, (names, arguments) in asked:
         add_call(pipeline, script, names, arguments)
     answers = pipeline.execute(raise_on_error=False)
-    for answer in answers:
+    for (script, _), answer in zip(asked, answers, strict=True):
+        is_refusal = isinstance(answer, broken.ResponseError)
+        if is_refusal and script.may_fail and not isinstance(answer, broken.NoScriptError):
+            continue
         if isinstance(answer, Exception):
             raise answer
     return answers

@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import redis
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.objects import NAMESPACED, Object, Pod, Unreadable
 from batchq.api.transaction import Answer, Commit, Delivery, Event, Ledger, Transaction
@@ -79,6 +79,9 @@ TRANSACTIONS_A_CALL = 100
 WRITES_A_CALL = 250
 BYTES_A_CALL = 8 * 1024 * 1024
 
+#: Returns the calls of `deliver.lua` for these transactions of a commit with this request key.
+Deliverer: TypeAlias = Callable[[str, Sequence[Transaction]], Sequence[Call]]
+
 
 def calls_of(
     transactions: Sequence[Transaction],
@@ -88,12 +91,14 @@ def calls_of(
     arguments: tuple[str | int, ...],
     acknowledged: Sequence[AcknowledgedReport | None] = (),
     audits: Sequence[bytes] = (),
+    deliverer: Deliverer | None = None,
 ) -> Iterator[Sequence[Asked]]:
     """Yield the calls of the script, each within the bounds and naming the one before it; encoded
     one by one, since all of a large commit at once may exceed this process's memory.
 
-    Each is followed by the removal of the reports that its applied transactions acknowledge.
-    `audits` has an audit record for each transaction, written with it.
+    Each is followed by the removal of the reports that its applied transactions acknowledge, and by
+    the delivery of what they bind if there is a `deliverer`. `audits` has an audit record for each
+    transaction, written with it.
     """
     kinds = codec.kinds_of(transactions)
     places = codec.places_of(kinds)
@@ -107,8 +112,14 @@ def calls_of(
         values = chain.from_iterable(one.values for one in some)
         audited = audits[begin : begin + len(some)]
         call: Call = (names, (codec.joined(some), *arguments, former, *values, *audited))
-        behind = removals(own, acknowledged[begin : begin + len(some)])
-        yield [(scripts.COMMIT, call), *((scripts.ACKNOWLEDGE, one) for one in behind)]
+        behind = [
+            (scripts.ACKNOWLEDGE, one)
+            for one in removals(own, acknowledged[begin : begin + len(some)])
+        ]
+        if deliverer is not None:
+            handed = deliverer(own, transactions[begin : begin + len(some)])
+            behind += [(scripts.DELIVER, one) for one in handed]
+        yield [(scripts.COMMIT, call), *behind]
         former, begin = own, begin + len(some)
 
 
@@ -246,6 +257,8 @@ class RedisStore:
         self.auditor: Callable[[Transaction], bytes] | None = None
         #: Returns the transaction to write instead.
         self.signer: Callable[[Transaction], Transaction] | None = None
+        #: Has commits deliver what they bind, if given.
+        self.deliverer: Deliverer | None = None
         self._seen = 0
         # Identifies the calls of this process, so that a repeated one is recognised.
         self._name = os.urandom(6).hex()
@@ -506,7 +519,7 @@ class RedisStore:
         if self.signer is not None:
             transactions = [self.signer(one) for one in transactions]
         answers: list[Answer] = []
-        revision = 0
+        revision, delivered = 0, 0
         asked = calls_of(
             transactions,
             request_id,
@@ -522,18 +535,23 @@ class RedisStore:
             ),
             acknowledged=acknowledged,
             audits=() if self.auditor is None else [self.auditor(one) for one in transactions],
+            deliverer=self.deliverer,
         )
         for trip in in_trips(asked, size_of):
-            for reply in self._run_commit(trip, transactions, led=epoch is not None):
+            replies, handed = self._run_commit(trip, transactions, led=epoch is not None)
+            delivered += handed
+            for reply in replies:
                 some, revision = codec.read_answers(reply)
                 answers.extend(some)
         if not transactions:
             revision = self._revision()
-        return commit_of(transactions, answers, revision)
+        commit = commit_of(transactions, answers, revision)
+        return structs.replace(commit, delivered=delivered) if delivered else commit
 
     def _run_commit(
         self, calls: Sequence[Sequence[Asked]], transactions: Sequence[Transaction], *, led: bool
-    ) -> Sequence[bytes]:
+    ) -> tuple[Sequence[bytes], int]:
+        """Return the replies of the commits, and how many deliveries were handed over."""
         asked = [one for call in calls for one in call]
         try:
             answers = self._link.run_each(asked)
@@ -542,14 +560,15 @@ class RedisStore:
                 raise
             kinds = codec.kinds_of(transactions)
             raise forbidden(error, kinds=kinds, leads=led) from error.__cause__
-        pairs = zip(asked, answers, strict=True)
+        pairs = list(zip(asked, answers, strict=True))
         replies = [answer for (script, _), answer in pairs if script is scripts.COMMIT]
+        handed = [answer for (script, _), answer in pairs if script is scripts.DELIVER]
         if b"" in replies:
             raise StoreUnavailable(
                 f"the server at {self._link.shown} has lost an answer that it has just given",
                 hint="batchq needs a server that does not evict keys: maxmemory-policy noeviction",
             )
-        return replies
+        return replies, sum(count for count in handed if isinstance(count, int))
 
     def _revision(self) -> int:
         return read_revision(self._link)

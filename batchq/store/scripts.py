@@ -14,18 +14,20 @@ from msgspec import Struct
 
 
 class Script(Struct, frozen=True):
-    """One file of `lua/`."""
+    """One file of `lua/`. `may_fail`: an error is an answer, and its caller has other means."""
 
     name: str
     text: str
     sha: str
+    may_fail: bool = False
 
 
-def _read(name: str, *parts: str) -> Script:
+def _read(name: str, *parts: str, may_fail: bool = False) -> Script:
     folder = resources.files("batchq.store").joinpath("lua")
     text = "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in (*parts, name))
     # The server identifies scripts by SHA-1; nothing secret depends on it.
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return Script(name, text, sha, may_fail)
 
 
 COMMIT = _read("commit", "bounds", "stream", "hashes", "words", "moves", "charges", "limits")
@@ -38,6 +40,7 @@ ATTEND = _read("attend")
 READ_REPORTS = _read("read_reports", "bounds")
 REMOVE_REPORTS = _read("remove_reports", "bounds")
 ACKNOWLEDGE = _read("acknowledge", "bounds")
+DELIVER = _read("deliver", "bounds", may_fail=True)
 LOG = _read("log")
 RAISE = _read("raise", "bounds", "instants")
 CLAIM = _read("claim", "bounds", "instants")
@@ -56,6 +59,7 @@ ALL: tuple[Script, ...] = (
         READ_REPORTS,
         REMOVE_REPORTS,
         ACKNOWLEDGE,
+        DELIVER,
     ),
     *(LOG, RAISE, CLAIM, PUBLISH, ACCESS),
 )

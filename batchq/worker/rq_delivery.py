@@ -21,11 +21,18 @@ from rq.timeouts import BaseDeathPenalty
 from rq.utils import now, utcformat
 
 from batchq.api.node_report import PodAttempt
-from batchq.api.transaction import Delivery
+from batchq.api.transaction import Delivery, Transaction
 from batchq.errors import StoreUnavailable
+from batchq.store import codec, keys
 from batchq.store.keys import RQ_TTL_S, node_of_rq
-from batchq.store.link import is_forbidden, is_wrong_type
-from batchq.store.node_channels import WakeReason, add_notifications, add_taking_out, check_notified
+from batchq.store.link import Call, is_forbidden, is_wrong_type
+from batchq.store.node_channels import (
+    NODE_NOTIFICATIONS_KEPT,
+    WakeReason,
+    add_notifications,
+    add_taking_out,
+    check_notified,
+)
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqConnection, RqLink
 from batchq.system import structlog
@@ -309,6 +316,34 @@ class Relay:
                 self._store.delivered(some)
             log.info("pods delivered", nodes=len(attempts_of), pods=len(some))
         return len(deliveries)
+
+    def calls(self, request: str, transactions: Sequence[Transaction]) -> list[Call]:
+        """Return the call of `deliver.lua` that delivers what these transactions of a commit bind.
+
+        None if they bind nothing, or more than one call may deliver.
+        """
+        bound = [
+            (place, delivery)
+            for place, one in enumerate(transactions, start=1)
+            for delivery in one.deliveries
+        ]
+        if not 0 < len(bound) <= DELIVERIES_AT_ONCE:
+            return []
+        nodes = sorted({delivery.node for _, delivery in bound})
+        queues = {node: node_queue(node, self._link) for node in nodes}
+        names = [request, keys.OUTBOX]
+        for node, queue in queues.items():
+            names += (_key(queue, queue.key), keys.wake_up_channel(node))
+        fields = _common_fields()
+        arguments: list[Any] = [NODE_NOTIFICATIONS_KEPT, keys.ALIVE_TTL_S, WakeReason.PODS]
+        arguments += (RQ_TTL_S, len(nodes), len(fields))
+        arguments += (*(queue.name for queue in queues.values()), *fields)
+        for place, delivery in bound:
+            attempt = PodAttempt(delivery.pod, delivery.attempt)
+            names.append(_key(queues[delivery.node], Job.key_for(attempt.id)))
+            arguments += (place, nodes.index(delivery.node) + 1, codec.delivery_field(delivery))
+            arguments += (attempt.id, _payload(attempt))
+        return [(names, arguments)]
 
     def _enqueue(
         self,

@@ -123,8 +123,7 @@ def _stand_by() -> bool:
             _kill_others()
             orders.send(b".")
             continue
-        # After each fork, this process copies the pages that it writes to as well, so the forked one
-        # does all the rest.
+        # This process would copy the pages that it writes to as well, so the other does the rest.
         pid = os.fork()
         if pid == 0:
             orders.close()

@@ -1,0 +1,42 @@
+-- Hands over the pods that a commit has bound: enqueues the deliveries of its applied transactions,
+-- removes them from the outbox, and notifies their nodes. What cannot be enqueued stays there.
+-- KEYS: 1 the request of the commit, 2 outbox; then for each node its queue and its wake-up channel;
+--       then for each delivery the record of its job.
+-- ARGV: 1 wake-ups kept, 2 seconds to keep a channel, 3 the wake reason, 4 seconds to keep queues and
+--       records, 5 the number of nodes, 6 the number of words that all records share; then the names
+--       of the nodes' queues, and these words; then for each delivery its transaction's place in the
+--       commit and its node's place (1, 2, ...), its field in the outbox, the job's id, the payload.
+-- Answers: how many were enqueued.
+local refused = refuse_size()
+if refused then return refused end
+local answered = redis.call('GET', KEYS[1])
+if not answered then return 0 end
+local answers = cjson.decode(answered)[2]
+local nodes, shared = tonumber(ARGV[5]), tonumber(ARGV[6])
+local words = {unpack(ARGV, 7 + nodes, 6 + nodes + shared)}
+local enqueued, has_some = 0, {}
+for place = 7 + nodes + shared, #ARGV - 4, 5 do
+  local number = (place - 7 - nodes - shared) / 5 + 1
+  local transaction, node, field, id, payload = unpack(ARGV, place, place + 4)
+  local answer = answers[tonumber(transaction)]
+  if answer and answer[1] == 'ok' then
+    node = tonumber(node)
+    local record, queue = KEYS[2 + 2 * nodes + number], KEYS[1 + 2 * node]
+    -- The record comes first: an id without a record would be taken for a job of unknown origin.
+    local kept = redis.pcall('HSET', record, 'origin', ARGV[6 + node], 'data', payload,
+      'description', id, unpack(words))
+    local queued = type(kept) == 'number' and redis.pcall('RPUSH', queue, id)
+    if type(queued) == 'number' then
+      redis.call('EXPIRE', record, ARGV[4])
+      redis.call('EXPIRE', queue, ARGV[4])
+      redis.call('HDEL', KEYS[2], field)
+      enqueued, has_some[node] = enqueued + 1, true
+    end
+  end
+end
+for node in pairs(has_some) do
+  -- A damaged wake-up channel is ignored.
+  redis.pcall('XADD', KEYS[2 + 2 * node], 'MAXLEN', ARGV[1], '*', 'word', ARGV[3])
+  redis.pcall('EXPIRE', KEYS[2 + 2 * node], ARGV[2])
+end
+return enqueued

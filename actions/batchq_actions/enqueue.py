@@ -31,6 +31,7 @@ from batchq.core.pending.queue import (
 from batchq.core.placement.elastic import GrowingGroups, is_drained, start_extras, waiting_shapes
 from batchq.core.placement.feasibility import fits_when_empty, wanted_of, why_not_when_empty
 from batchq.core.placement.placement import explain_no_node, gang_of
+from batchq.core.placement.topology import choose_domain, may_choose
 from batchq.core.placement.trial import PLUGIN as NODES
 from batchq.core.placement.trial import keep_places, note_first_waiting, seek
 from batchq.core.preemption.order import end_pledges_still_spare, end_spare_pledges
@@ -239,6 +240,8 @@ def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
     if group.reserved and not blockers(session, group) and _cannot_be_placed(session, group):
         return True
     # 3. Limits, plugins and nodes are asked.
+    if group.record.spec.topology and may_choose(group):
+        choose_domain(session, group)
     places = _judge(session, group, growing)
     if isinstance(places, tuple):
         of_nodes = any(verdict.plugin == NODES for verdict in places)

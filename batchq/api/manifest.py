@@ -307,6 +307,7 @@ def _names_in_group(group: PodGroup) -> Iterator[_Named]:
     if spec.priority_class_name:
         yield ("spec", "priorityClassName"), spec.priority_class_name, names.subdomain_problem
     yield from _gates(spec.scheduling_gates, ("spec",))
+    yield from _keys(spec.topology, ("spec", "topology"))
     for place, dependency in enumerate(spec.depends_on):
         yield ("spec", "dependsOn", place, "name"), dependency.name, names.label_problem
     for place, task in enumerate(spec.tasks):

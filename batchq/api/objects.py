@@ -273,6 +273,9 @@ class PodGroupSpec(Value, frozen=True):
     #: `self`: its pods get a token of the HTTP API, for the namespace and in the owner's name.
     token: Literal["", "self"] = ""
     launch: Launch | None = None
+    #: Label of nodes -> whether all pods are placed where it has one and the same value. The gang
+    #: alone, and only where nodes have room, if that is preferred.
+    topology: dict[str, Literal["required", "preferred"]] = {}
     tasks: tuple[Task, ...] = ()
 
 
@@ -412,6 +415,8 @@ class PodGroupStatus(Value, frozen=True):
     #: The tasks whose pods join the reserved gang only if there are too few others: no node, even
     #: an empty one, fits these.
     left_out: tuple[str, ...] = ()
+    #: The values of the labels that `spec.topology` requires, where its pods are placed.
+    domain: dict[str, str] = {}
     #: The group's charge in the ledger; both are written together.
     charge: Amounts = {}
     #: The queues between the root and its own that are charged.

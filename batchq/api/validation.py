@@ -56,6 +56,7 @@ MOST_GATES_IN_ALL = 1_000
 MOST_DEPENDENCIES = 256
 MOST_TAINTS = 64
 MOST_NODE_NAMES = 1_000
+MOST_TOPOLOGY = 4
 MOST_RETRIES = 1_000
 MOST_LABELS = 64
 MOST_VARIABLES = 1_000
@@ -278,6 +279,9 @@ def _group_problems(group: PodGroup, described: bool) -> Iterator[str]:
     replicas = sum(task.replicas for task in spec.tasks)
     yield from _at_most("the replicas of all tasks", replicas, MOST_REPLICAS)
     yield from _launch_problems(spec, replicas)
+    yield from _at_most("spec.topology", len(spec.topology), MOST_TOPOLOGY)
+    if spec.topology and spec.controller == "external":
+        yield "spec.topology: batchq does not place the pods of an external group; leave it out"
     yield from _at_most("the gates of all tasks", len(gates_of(spec)), MOST_GATES_IN_ALL)
 
 

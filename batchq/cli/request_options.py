@@ -54,6 +54,14 @@ def _as_nodes(
     return value
 
 
+def _as_topology(
+    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> dict[str, str]:
+    """Read `LABEL` or `LABEL=MODE`, a click callback; the client checks the mode."""
+    pairs = (word.partition("=") for word in value)
+    return {label: mode if equals else "required" for label, equals, mode in pairs}
+
+
 #: Options that also apply to the groups of a file.
 _MARK_OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option(
@@ -142,6 +150,14 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         metavar="NAME",
         callback=_as_nodes,
         help="Do not use this node; repeatable.",
+    ),
+    click.option(
+        "--topology",
+        multiple=True,
+        metavar="LABEL[=preferred]",
+        callback=_as_topology,
+        help="Place all pods on nodes with one value of this label, such as rack; or try that "
+        "first, if preferred. Repeatable.",
     ),
     click.option(
         "-N", "--replicas", type=click.IntRange(min=1), help="How many pods.  [default: 1]"
@@ -313,7 +329,8 @@ def _given_beside_file(with_file: Collection[str]) -> str:
 #: The options that are fields of a request of the same name.
 OF_REQUEST = (
     *("name", "generate_name", *_MARKS, "namespace", "queue", "cpus", "mem", "gpus", "resources"),
-    *("node_selector", "nodes", "exclude_nodes", "replicas", "min_member", "function", "array"),
+    *("node_selector", "nodes", "exclude_nodes", "topology", "replicas", "min_member"),
+    *("function", "array"),
     *("walltime", "grace", "priority_class", "env", "after", "gates", "suspend", "retries"),
     *("external", "api_token", "launch", "ports", "processes", "dialect", "warn"),
 )

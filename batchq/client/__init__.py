@@ -205,7 +205,8 @@ class Client:
         function, or from `generate_name`, with a short suffix if it is left out. The others are
         `labels`, `annotations`, `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources`
         (name -> quantity, all per pod), `node_selector` (label -> value), `nodes` and
-        `exclude_nodes` (names), `replicas` (1), `min_member` (all), `array` ("0-99" or a number of
+        `exclude_nodes` (names), `topology` (label of nodes -> "required" or "preferred": all pods
+        where it has one value), `replicas` (1), `min_member` (all), `array` ("0-99" or a number of
         pods), `walltime` and `grace` ("2h" or seconds), `priority_class`, `env`, `after` (names, or
         `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0), `external`, `api_token` (its
         pods may use the HTTP API), `launch` ("torch", "node", "rank", "dask"; with `ports`,

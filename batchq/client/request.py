@@ -169,6 +169,7 @@ class Request(Struct, frozen=True, kw_only=True):
     node_selector: Mapping[str, str] = {}
     nodes: Sequence[str] = ()
     exclude_nodes: Sequence[str] = ()
+    topology: Mapping[str, Any] = {}
     replicas: int | None = None
     min_member: int | None = None
     array: str | int | None = None
@@ -215,6 +216,7 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
         depends_on=tuple(dependency_of(text) for text in one_or_more(request.after)),
         token="self" if request.api_token else "",
         launch=_launch(request),
+        topology=_topology(request),
         tasks=(Task(name="main", replicas=replicas, template=template),),
     )
     if request.external:
@@ -357,6 +359,15 @@ LAUNCHES: Mapping[str, Literal["node", "rank", "dask"]] = {
     "rank": "rank",
     "dask": "dask",
 }
+
+
+def _topology(request: Request) -> dict[str, Literal["required", "preferred"]]:
+    for label, mode in request.topology.items():
+        if mode not in ("required", "preferred"):
+            raise InvalidInput(
+                f"topology, {label}: expected required or preferred, found {str(mode)[:40]!r}"
+            )
+    return dict(request.topology)
 
 
 def _launch(request: Request) -> Launch | None:
@@ -651,7 +662,17 @@ def exceeds_nodes(group: PodGroup, nodes: Sequence[Node]) -> str:
     offers = [node.spec.resources for node in nodes]
     if not offers or group.spec.controller == "external":
         return ""
-    return _too_large_a_pod(group, nodes) or _too_large_a_gang(group, offers)
+    keys = [key for key, mode in group.spec.topology.items() if mode == "required"]
+    domains: dict[tuple[str, ...], list[Mapping[str, int]]] = {}
+    for node in nodes:
+        labels = node.metadata.labels
+        if all(key in labels for key in keys):
+            values = tuple(labels[key] for key in keys)
+            domains.setdefault(values, []).append(node.spec.resources)
+    if not domains:
+        return f"no node has the label{'s' * (len(keys) > 1)} {' and '.join(keys)}"
+    whose = f"the nodes of one {' and '.join(keys)}" if keys else "all nodes"
+    return _too_large_a_pod(group, nodes) or _too_large_a_gang(group, domains.values(), whose)
 
 
 def _too_large_a_pod(group: PodGroup, nodes: Sequence[Node]) -> str:
@@ -706,14 +727,17 @@ def _no_node_named(template: PodTemplate) -> str:
     return f"no node has the name {' or '.join(names[:_MOST_NAMES])}"
 
 
-def _too_large_a_gang(group: PodGroup, offers: Sequence[Mapping[str, int]]) -> str:
+def _too_large_a_gang(
+    group: PodGroup, domains: Iterable[Sequence[Mapping[str, int]]], whose: str
+) -> str:
+    """Return which amount of a gang exceeds what the nodes of each domain offer together."""
     if len(group.spec.tasks) != 1:
         return ""
     [task] = group.spec.tasks
     gang = task.replicas if group.spec.min_member is None else group.spec.min_member
     for name, need in task.template.requests.items():
-        offered = sum(offer.get(name, 0) for offer in offers)
+        offered = max(sum(offer.get(name, 0) for offer in offers) for offers in domains)
         if need * gang > offered:
             asked, most = (describe_quantity(name, units) for units in (need * gang, offered))
-            return f"its {gang} pods ask for {name} {asked}, and all nodes together have {most}"
+            return f"its {gang} pods ask for {name} {asked}, and {whose} together have {most}"
     return ""

@@ -238,6 +238,7 @@ _READ: dict[str, Reading] = {
     "node_selector": _texts(_text),
     "nodes": _names,
     "exclude_nodes": _names,
+    "topology": _texts(_text),
     "replicas": _whole,
     "min_member": _whole,
     "array": _array,

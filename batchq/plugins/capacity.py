@@ -30,8 +30,9 @@ from batchq.api.resources import Amounts, describe_quantity, plus
 from batchq.api.transaction import CLUSTER, queue_scope
 from batchq.core.extension.traits import PluginTraits, RefusesBy, Rule
 from batchq.core.forecast.node_timeline import nodes_decide
-from batchq.core.placement.feasibility import fits_when_empty, why_no_known_node, why_not_when_empty
+from batchq.core.placement.feasibility import fits_when_empty, why_not_when_empty
 from batchq.core.placement.placement import gang_of
+from batchq.core.placement.topology import why_no_known_domain, within_text
 from batchq.core.quota.limit_checks import (
     claim_of,
     exceeds_ready_beside_siblings,
@@ -106,7 +107,7 @@ class Capacity:
             # Without placement, only sums count. A group with a reservation is rolled back as
             # Unschedulable if the nodes have changed by the time its checks pass.
             return beyond
-        why = why_no_known_node(session, gang_of(session, group))
+        why = why_no_known_domain(session, group)
         if not why:
             return []
         detail = f"not even empty nodes take it: {why}"
@@ -146,7 +147,7 @@ class Capacity:
                 structs.replace(one, in_line=False) if one.reason == of_nodes else one
                 for one in full
             ]
-        detail = why_not_when_empty(session, gang)
+        detail = f"{why_not_when_empty(session, gang)}{within_text(group)}"
         return [*full, Verdict(plugin=self.name, reason=of_nodes, detail=detail)]
 
 

@@ -370,9 +370,9 @@ _SPEC = msgspec.json.Decoder(PodGroupSpec)
 _STATUS = msgspec.json.Decoder(PodGroupStatus)
 #: The fields with dicts, most of them empty, and those with texts that many objects share.
 _DICTS: dict[type[Struct], tuple[str, ...]] = {
-    PodGroupSpec: ("min_resources",),
+    PodGroupSpec: ("min_resources", "topology"),
     PodTemplate: ("labels", "env", "requests", "node_selector"),
-    PodGroupStatus: ("reservation", "charge", "spent", "reported"),
+    PodGroupStatus: ("reservation", "domain", "charge", "spent", "reported"),
     PodSpec: ("requests",),
 }
 _TEXTS: dict[type[Struct], tuple[str, ...]] = {

@@ -435,6 +435,12 @@ TABLE = [
         (*SUBMIT, "--node", "vm-1,vm-2", *CMD),
     ),
     Bad(
+        "a topology that is neither required nor preferred",
+        1,
+        "topology, rack: expected required or preferred, found 'maybe'",
+        (*SUBMIT, "--topology", "rack=maybe", *CMD),
+    ),
+    Bad(
         "an array and replicas",
         2,
         "an array sets the number of pods",

@@ -68,6 +68,7 @@ def test_a_stated_or_plausible_unit_is_not(option: str, value: str) -> None:
         (["--selector", "pool=tpu"], "no node has the label pool=tpu"),
         (["--node", "n3", "--node", "n4"], "no node has the name n3 or n4"),
         (["--exclude", "n1", "--exclude", "n2"], "all nodes are excluded"),
+        (["--topology", "row"], "no node has the label row"),
         (
             ["--node", "n1", "--mem", "8Gi"],
             "a pod asks for memory 8Gi, and the largest node that it may use has 2Gi",

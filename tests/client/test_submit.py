@@ -42,6 +42,7 @@ def test_a_command_becomes_a_group(stage: Stage) -> None:
         node_selector={"pool": "gpu"},
         nodes=["n1", "n2"],
         exclude_nodes=["n3"],
+        topology={"zone": "required", "rack": "preferred"},
         replicas=4,
         min_member=2,
         walltime="2h",
@@ -61,6 +62,7 @@ def test_a_command_becomes_a_group(stage: Stage) -> None:
     assert task.template.env == {"SEED": "7"}
     assert task.template.node_selector == {"pool": "gpu"}
     assert (task.template.nodes, task.template.exclude_nodes) == (("n1", "n2"), ("n3",))
+    assert group.spec.topology == {"zone": "required", "rack": "preferred"}
     assert task.template.working_dir == "/data"
     assert group.spec.min_member == 2
     assert group.spec.walltime == 7_200_000

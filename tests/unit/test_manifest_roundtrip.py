@@ -45,6 +45,7 @@ NAMES = {
     "admission_checks": st.lists(SUBDOMAIN, max_size=2, unique=True).map(tuple),
     "nodes": st.lists(SUBDOMAIN, max_size=2).map(tuple),
     "exclude_nodes": st.lists(SUBDOMAIN, max_size=2).map(tuple),
+    "topology": st.dictionaries(LABEL, st.sampled_from(["required", "preferred"]), max_size=2),
     "parent": st.one_of(st.just(""), SUBDOMAIN),
     "priority_class_name": st.one_of(st.just(""), SUBDOMAIN),
     "pod_group": LABEL,

@@ -56,6 +56,7 @@ from batchq.core.extension.traits import POINT_OF_RULE, LiftedBy, RefusesBy, Rul
 from batchq.core.pending.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.placement.feasibility import NODE_REFUSALS, NodeRefusals
 from batchq.core.placement.node_order import at_once
+from batchq.core.placement.topology import choose_domain, may_choose
 from batchq.core.preemption.pledges import note_pledge, owed_to
 from batchq.core.quota.fair_shares import ENDED, EndedUsage
 from batchq.core.quota.ledger import LedgerView
@@ -462,7 +463,7 @@ class SchedulerCache:
     def _shape(self, record: PodGroup, former: GroupState | None, priority: int) -> GroupShape:
         """Return the shape of a record; a record with an unchanged spec keeps its shape."""
         if former is not None and former.record.spec is record.spec:
-            return former.given_shape
+            return former.own_shape
         return self._shapes.of(record.spec, priority)
 
     def _scopes_of(self, record: PodGroup) -> tuple[str, ...]:
@@ -491,6 +492,8 @@ class SchedulerCache:
             self.heads_on_nodes[group.uid] = group
         if group.status.nodes_lacked_at is not None and group.phase == PodGroupPhase.PENDING:
             self.waits_for_nodes[group.uid] = group
+        if group.record.spec.topology and may_choose(group):
+            choose_domain(session, group)
         if group.given_shape.has_choice and _may_still_choose(group):
             self._with_choice[group.uid] = group
             group.leave_out(self._left_out(session, group))
@@ -554,6 +557,8 @@ class SchedulerCache:
         return (
             not spec.suspend
             and not spec.scheduling_gates
+            # Each of these is tried in one domain after another.
+            and not spec.topology
             and (not wanted or wanted in self._classes[0])
             and group.uid not in self._pledged
             and group.queue not in self._checked

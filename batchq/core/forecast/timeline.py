@@ -32,6 +32,7 @@ from batchq.core.forecast.node_timeline import (
     nodes_decide,
 )
 from batchq.core.placement.placement import gang_of, waits_for_its_own
+from batchq.core.placement.topology import domains_for, may_choose
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.limit_checks import claim_of, keeps_guarantees
 from batchq.core.session.session import Session, StateKey
@@ -91,7 +92,26 @@ class LedgerTimeline:
     ) -> int | None:
         """Return the earliest instant (ms, not before a given one) from which a group fits for
         `length` ms (None: for ever); None if there is none.
+
+        A group that requires a domain of its topology, and may still choose one, is confined to the
+        one in which it fits first.
         """
+        if not group.record.spec.topology or not may_choose(group):
+            return self._slot_there(group, length, not_before)
+        first: int | None = None
+        chosen = group.domain
+        for domain in reversed(domains_for(self._session, group)):
+            group.confine(domain)
+            at = self._slot_there(group, length, not_before)
+            if at is not None and (first is None or at < first):
+                first, chosen = at, domain
+        group.confine(chosen)
+        return first
+
+    def _slot_there(
+        self, group: GroupState, length: int | None, not_before: int | None
+    ) -> int | None:
+        """Return the same on the nodes to which the group is confined."""
         if self._waits_for_its_own(group):
             not_before = max(not_before or 0, own_pods_end(self._session, group))
         at = self._slot_of_sums(group, length, not_before)

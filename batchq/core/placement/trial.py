@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from msgspec import structs
+
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.notation import counted
 from batchq.api.reasons import Verdict, Waiting, ranked
@@ -42,6 +44,13 @@ from batchq.core.placement.placement import (
     gang_of,
     slots_for,
     waits_for_its_own,
+)
+from batchq.core.placement.topology import (
+    choose_domain,
+    domains_for,
+    may_choose,
+    preferred,
+    why_in_no_domain,
 )
 from batchq.core.preemption.pledges import hold_capacity
 from batchq.core.preemption.protection import EVICTION_BUDGET
@@ -97,12 +106,31 @@ def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
 
 
 def _seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
+    if not group.record.spec.topology or not may_choose(group):
+        return _seek_there(session, group)
+    for domain in domains_for(session, group):
+        group.confine(domain)
+        found = _seek_there(session, group)
+        if isinstance(found, KeptPlaces):
+            return found
+    choose_domain(session, group)
+    found = _seek_there(session, group)
+    assert isinstance(found, Verdict)
+    return structs.replace(found, detail=why_in_no_domain(group, found), passing="")
+
+
+def _seek_there(session: Session, group: GroupState) -> KeptPlaces | Verdict:
+    """Return the same on the nodes to which the group is confined."""
     gang = gang_of(session, group)
     if not gang:
         # Its pods have ended for good or are held by gates: there is nothing to place.
         return KeptPlaces(())
     if waits_for_its_own(group, gang):
         return _ITS_OWN
+    for narrower in preferred(session, group, gang) if group.record.spec.topology else ():
+        found = _beside_heads(session, group, narrower)
+        if isinstance(found, KeptPlaces):
+            return found
     refusals, lacking = session.get(NODE_REFUSALS), None
     if refusals:
         wanted = wanted_of(gang)

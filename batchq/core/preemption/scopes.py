@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from batchq.api.resources import Amounts, minus, of_pod, total
 from batchq.api.transaction import queue_scope
 from batchq.core.pending.eligibility import holds_off
+from batchq.core.placement.topology import choose_domain, domains_for, may_choose
 from batchq.core.preemption.candidates import FIRST_SEARCH, SearchTerms, pledged_below
 from batchq.core.preemption.preemptors import ExtraRequest, GangRequest
 from batchq.core.preemption.protection import vote
@@ -51,6 +52,20 @@ def propose(
     """
     if group.queue not in session.queues:
         return None
+    if not group.record.spec.topology or not may_choose(group):
+        return _propose_there(session, group, action, terms)
+    for domain in reversed(domains_for(session, group)):
+        group.confine(domain)
+        if (found := _propose_there(session, group, action, terms)) is not None:
+            return found
+    choose_domain(session, group)
+    return None
+
+
+def _propose_there(
+    session: Session, group: GroupState, action: str, terms: SearchTerms
+) -> tuple[PreemptionRequest, Decision] | None:
+    """Return the same for the nodes to which the group is confined."""
     found = _proposed(session, group, action, terms)
     if found is None or isinstance(found[0], WithinQueue):
         return found

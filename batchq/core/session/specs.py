@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroup, PodGroupSpec, Task
@@ -94,6 +96,7 @@ class Shapes:
             tuple(map(_key_of_task, spec.tasks)),
             priority if states_priority else None,
             ports_of(spec),
+            tuple(spec.topology.items()),
         )
         known = self._known.get(key)
         if known is None:
@@ -166,7 +169,10 @@ def with_gang(shape: GroupShape, chosen: Sequence[int]) -> GroupShape:
     tasks, spec = shape.tasks, shape.spec
     of_pods = total(times(task.requests, count) for task, count in zip(tasks, chosen, strict=True))
     reservation = named(larger(spec.min_resources, of_pods))
+    claim: tuple[object, ...]
     claim = (tuple(reservation.items()), shape.min_member, shape.replicas, spec.controller)
+    if spec.topology:
+        claim = (*claim, tuple(spec.topology.items()))
     pods = tuple(
         (one.shape, one.task.replicas, one.task.min_available, count)
         for one, count in zip(tasks, chosen, strict=True)
@@ -221,20 +227,39 @@ def shapes_of(
     for place, task in enumerate(tasks):
         template = task.template
         stated, requests = named(template.requests), of_pod(template.requests)
-        shape: tuple[object, ...] = (
-            tuple(requests.items()),
-            tuple(sorted(template.node_selector.items())),
-            template.tolerations,
-            template.nodes,
-            template.exclude_nodes,
-        )
-        if ports:
-            shape = (*shape, ports)
+        shape = _shape_of_pods(task, requests, ports)
         gated = gates_hold and bool(template.scheduling_gates)
         own = priority if template.priority is None else template.priority
         shapes.append(TaskShape(task, place, first, requests, shape, gated, stated, own, ports))
         first += task.replicas
     return tuple(shapes)
+
+
+def _shape_of_pods(task: Task, requests: Amounts, ports: int) -> tuple[object, ...]:
+    template = task.template
+    shape: tuple[object, ...] = (
+        tuple(requests.items()),
+        tuple(sorted(template.node_selector.items())),
+        template.tolerations,
+        template.nodes,
+        template.exclude_nodes,
+    )
+    return (*shape, ports) if ports else shape
+
+
+def task_within(shape: TaskShape, domain: Mapping[str, str]) -> TaskShape:
+    """Return a task whose pods also need nodes with these labels."""
+    template = shape.task.template
+    narrower = structs.replace(template, node_selector={**template.node_selector, **domain})
+    task = structs.replace(shape.task, template=narrower)
+    return replace(shape, task=task, shape=_shape_of_pods(task, shape.requests, shape.ports))
+
+
+def shape_within(shape: GroupShape, domain: Mapping[str, str]) -> GroupShape:
+    """Return a group whose pods also need nodes with these labels."""
+    tasks = tuple(task_within(one, domain) for one in shape.tasks)
+    narrower = replace(shape, tasks=tasks, by_task={one.task.name: one for one in tasks})
+    return with_left(narrower, [one.task.replicas for one in tasks])
 
 
 #: Kept in module variables, because every group is tested.

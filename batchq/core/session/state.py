@@ -27,6 +27,7 @@ from batchq.core.session.specs import (
     only_runs,
     only_waits,
     shape_of,
+    shape_within,
     shapes_of,
     with_gang,
     with_left,
@@ -63,6 +64,7 @@ class GroupState:
         "_on_nodes",
         "chain",
         "changed_pods",
+        "domain",
         "elastic_pods",
         "gates_hold",
         "given_pods",
@@ -76,6 +78,7 @@ class GroupState:
         "line_key",
         "min_member",
         "next_pod",
+        "own_shape",
         "peers",
         "placed",
         "pods",
@@ -110,9 +113,13 @@ class GroupState:
         self.record = record
         #: The path from the root to its queue.
         self.chain = chain or tuple(dict.fromkeys((ROOT, record.spec.queue)))
-        #: What follows from its spec alone; `shape` also respects gates of single pods.
-        self.given_shape = self.shape = shape = shape or shape_of(
-            record.spec, priority, gates_hold=gates_hold
+        #: What follows from its spec alone.
+        self.own_shape = shape or shape_of(record.spec, priority, gates_hold=gates_hold)
+        #: The labels of the nodes to which its pods are confined. `given_shape` respects these,
+        #: and `shape` also gates of single pods.
+        self.domain = record.status.domain
+        self.given_shape = self.shape = shape = (
+            shape_within(self.own_shape, self.domain) if self.domain else self.own_shape
         )
         #: Tasks whose pods the gang uses only if there are not enough others, because no node would
         #: take them even if it were empty. Fixed at admission.
@@ -297,6 +304,16 @@ class GroupState:
             self.shape = with_gang(self.given_shape, self.lacks_for_gang())
         else:
             self.shape = with_left(self.given_shape, self.ungated(), tasks)
+
+    def confine(self, domain: dict[str, str]) -> None:
+        """Confine its pods to nodes with these labels, and to no others from now on."""
+        if domain == self.domain:
+            return
+        self.domain = domain
+        self.given_shape = shape_within(self.own_shape, domain) if domain else self.own_shape
+        self.tasks, self.shape = self.given_shape.tasks, self.given_shape
+        if self._gated_pods or self.left_out or self._comes_back():
+            self.leave_out(self.left_out)
 
     def _comes_back(self) -> bool:
         """Return whether it will run again after some of its pods have finished."""

@@ -141,6 +141,7 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
         reserved_at=_reserved_at(group, now_ms) if reservation else None,
         reservation=reservation,
         left_out=group.left_out,
+        domain=group.domain,
         nodes_lacked_at=None,
         set_aside_on={},
         in_queue_at=now_ms,
@@ -196,6 +197,7 @@ def reserve(
         reserved_at=statement.session.now_ms,
         reservation=group.reservation if amounts is None else amounts,
         left_out=group.left_out,
+        domain=group.domain,
         set_aside_at=None,
         set_aside_on={},
     )
@@ -255,6 +257,7 @@ def roll_back(
         reserved_at=None,
         reservation={},
         left_out=(),
+        domain={},
         # That some extra pods had no node is no reason why the group waits now.
         reasons=() if group.phase == PodGroupPhase.RUNNING else status.reasons,
         claim=stopped(status.claim, reason, now_ms),

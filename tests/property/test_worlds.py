@@ -68,6 +68,8 @@ BROKEN_ONCE = {
     1017108: "the judge: a group that was admitted and reclaimed in one session lost its checks",
     1022261: "the pledges of three groups ended each other in a circle",
     1040729: "victims of a pledge that ended counted for the guarantee of their queue",
+    1121155: "the judge: a pod started before the victims of its pledge had ended, and the next pod"
+    " of its group was pledged the same ones",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",

@@ -76,7 +76,8 @@ def guarantees_stay_available(before: Session, after: Session) -> None:
             )  # fmt: skip
             # A preemptor and its victims of another queue are counted once here, and each in its
             # own queue. If it starts before they have ended, within its queue's guarantee, or
-            # counts on other victims instead, both are charged again.
+            # counts on other victims instead, both are charged again; so they are if it then counts
+            # on the same victims for one more pod.
             both = sum(
                 before.ledger.owed(group).get(of, {}).get(resource, 0)
                 for group in before.groups.values()
@@ -89,10 +90,10 @@ def guarantees_stay_available(before: Session, after: Session) -> None:
 
 
 def _still_counts_on_the_same(after: Session, group: GroupState) -> bool:
-    return (
-        group.uid in after.groups
-        and after.groups[group.uid].status.pledge.holds == group.status.pledge.holds
-    )
+    if group.uid not in after.groups:
+        return False
+    then, now = group.status.pledge, after.groups[group.uid].status.pledge
+    return (now.holds, now.made_at) == (then.holds, then.made_at)
 
 
 def every_victim_is_pledged_to_its_preemptor(before: Session, after: Session) -> None:

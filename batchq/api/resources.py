@@ -100,6 +100,23 @@ def untyped_lacking(amounts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
             yield base, units
 
 
+def with_amount(amounts: Mapping[str, int], resource: str, units: int) -> Amounts:
+    """Return amounts with this much of a resource: its types never exceed it, and it changes with
+    each of them.
+    """
+    changed = {**amounts, resource: units}
+    base, colon, _ = resource.partition(":")
+    if colon:
+        rest = amounts.get(base, 0) - amounts.get(resource, 0)
+        return {**changed, base: max(0, rest) + units}
+    left = units
+    for name in sorted(amounts):
+        if name.startswith(f"{resource}:"):
+            changed[name] = min(left, amounts[name])
+            left -= changed[name]
+    return changed
+
+
 def _untyped(amounts: Mapping[str, int]) -> Amounts:
     sums: Amounts = {}
     for name, units in amounts.items():

@@ -33,7 +33,7 @@ from batchq.api.objects import (
     without_gates,
 )
 from batchq.api.reasons import Waiting
-from batchq.api.resources import MEMORY, PODS, Amounts, describe_quantity
+from batchq.api.resources import MEMORY, PODS, Amounts, describe_quantity, with_amount
 from batchq.api.transaction import Ledger, Transaction
 from batchq.api.views import Advice, Applied, Effect, GroupPlan, Outcome, Plan
 from batchq.client.changes import apply, create
@@ -363,7 +363,7 @@ def _asked(group: PodGroup) -> tuple[Amounts, int, Callable[[str, int], PodGroup
     if spec.controller == "external":
 
         def resized(resource: str, units: int) -> PodGroup:
-            resources = {**spec.min_resources, resource: units}
+            resources = with_amount(spec.min_resources, resource, units)
             return structs.replace(group, spec=structs.replace(spec, min_resources=resources))
 
         return dict(spec.min_resources), 1, resized
@@ -372,7 +372,7 @@ def _asked(group: PodGroup) -> tuple[Amounts, int, Callable[[str, int], PodGroup
     task = spec.tasks[0]
 
     def with_requests(resource: str, units: int) -> PodGroup:
-        requests = {**task.template.requests, resource: units}
+        requests = with_amount(task.template.requests, resource, units)
         template = structs.replace(task.template, requests=requests)
         tasks = (structs.replace(task, template=template),)
         return structs.replace(group, spec=structs.replace(spec, tasks=tasks))

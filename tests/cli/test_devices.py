@@ -9,8 +9,8 @@ from msgspec import structs
 
 from batchq.api.devices import DEVICES_ANNOTATION, Device, encode_devices
 from batchq.api.lifecycle import PodPhase
-from batchq.api.objects import Pod
-from tests.builders import a_node
+from batchq.api.objects import Pod, PodGroup
+from tests.builders import a_node, a_quota
 from tests.cli.conftest import Batchq
 from tests.cli.test_launch import put
 from tests.client.stage import Stage
@@ -97,3 +97,48 @@ def test_a_malformed_list_of_devices_shows_none(batchq: Batchq, stage: Stage) ->
     )
     assert batchq("nodes", "devices", "odd").out == ""
     assert "Devices:" not in batchq("describe", "node", "odd").out
+
+
+# --- typed requests ---------------------------------------------------------------------------
+
+
+def phases(stage: Stage, *names: str) -> list[str]:
+    stage.turn()
+    groups = [stage.client.get("PodGroup", f"default/{name}") for name in names]
+    return [str(one.status.phase) for one in groups if isinstance(one, PodGroup)]
+
+
+def test_a_model_is_used_up_before_the_gpus_of_a_node_are(batchq: Batchq, stage: Stage) -> None:
+    stage.furnish(a_node("n1", cpu=8, gpu=4, **{"gpu:h100": 2}))
+    batchq("submit", "--name", "a", "--gpus", "h100:2", "--", "true")
+    batchq("submit", "--name", "b", "--gpus", "h100:1", "--", "true")
+    batchq("submit", "--name", "c", "--gpus", "2", "--", "true")
+    batchq("submit", "--name", "d", "--gpus", "1", "--", "true")
+    assert phases(stage, "a", "b", "c", "d") == ["InQueue", "Pending", "InQueue", "Pending"]
+
+
+def test_a_quota_on_gpus_counts_those_of_every_model(batchq: Batchq, stage: Stage) -> None:
+    stage.furnish(a_node("n1", cpu=8, gpu=8, **{"gpu:h100": 8}), a_quota(gpu=3))
+    batchq("submit", "--name", "a", "--gpus", "h100:2", "--", "true")
+    batchq("submit", "--name", "b", "--gpus", "h100:2", "--", "true")
+    batchq("submit", "--name", "c", "--gpus", "1", "--", "true")
+    assert phases(stage, "a", "b", "c") == ["InQueue", "Pending", "InQueue"]
+
+
+def test_a_quota_on_a_model_leaves_other_gpus(batchq: Batchq, stage: Stage) -> None:
+    quota = a_quota(**{"gpu:h100": 1})
+    stage.furnish(a_node("n1", cpu=8, gpu=8, **{"gpu:h100": 8}), quota)
+    batchq("submit", "--name", "a", "--gpus", "h100:2", "--", "true")
+    batchq("submit", "--name", "b", "--gpus", "4", "--", "true")
+    assert phases(stage, "a", "b") == ["Pending", "InQueue"]
+    assert "gpu:h100" in batchq("why", "a").out
+
+
+@pytest.mark.parametrize("written", ["h100:", "h100:two", "a b:2", ":2", "two"])
+def test_malformed_gpus_are_refused_in_one_sentence(
+    batchq: Batchq, stage: Stage, written: str
+) -> None:
+    done = batchq("submit", "--gpus", written, "--", "true")
+    assert done.code == 2
+    assert len(done.err.splitlines()) <= 3
+    assert "expected" in done.err

@@ -8,6 +8,7 @@ import pytest
 
 from batchq.api.manifest import decode
 from batchq.api.objects import Node, PodGroup
+from batchq.api.resources import with_amount
 from batchq.api.validation import check
 from batchq.client.request import Request, group_of
 from batchq.client.request_fields import read_fields
@@ -108,3 +109,20 @@ def test_a_file_of_submissions_names_the_model_as_well() -> None:
     assert read_fields({"command": ["true"], "gpus": "h100:2"}, {}).gpus == "h100:2"
     with pytest.raises(InvalidInput, match="gpus: expected a quantity such as 500m, 2 or 64Gi"):
         read_fields({"command": ["true"], "gpus": "h100:two"}, {})
+
+
+@pytest.mark.parametrize(
+    ("resource", "units", "changed"),
+    [
+        ("cpu", 1000, {"cpu": 1000, "gpu": 4000, "gpu:a100": 1000, "gpu:h100": 2000}),
+        ("gpu:h100", 1000, {"cpu": 2000, "gpu": 3000, "gpu:a100": 1000, "gpu:h100": 1000}),
+        ("gpu", 2000, {"cpu": 2000, "gpu": 2000, "gpu:a100": 1000, "gpu:h100": 1000}),
+        ("gpu", 0, {"cpu": 2000, "gpu": 0, "gpu:a100": 0, "gpu:h100": 0}),
+        ("gpu", 8000, {"cpu": 2000, "gpu": 8000, "gpu:a100": 1000, "gpu:h100": 2000}),
+    ],
+)
+def test_a_changed_amount_stays_consistent_with_its_types(
+    resource: str, units: int, changed: dict[str, int]
+) -> None:
+    amounts = {"cpu": 2000, "gpu": 4000, "gpu:a100": 1000, "gpu:h100": 2000}
+    assert with_amount(amounts, resource, units) == changed

@@ -186,6 +186,44 @@ def test_mig_instances_are_handed_out_whole_and_named_by_uuid(make_pool: MakePoo
     assert indices(pool.take(C, {"gpu": 1000})) == [1]
 
 
+def test_a_gpu_that_is_split_into_mig_instances_has_not_failed(make_pool: MakePool) -> None:
+    (gpu,) = gpus(1)
+    pool = make_pool([gpu], selected=("0",))
+    halves = [
+        structs.replace(gpu, id=f"MIG-{one}-{gpu.id}", parent=gpu.id, profile="3g.40gb")
+        for one in "ab"
+    ]
+    pool.update(FoundDevices(devices=tuple(halves)))
+    assert pool.offer({}) == {"mig-3g.40gb": 2000}
+    assert [one.trouble for one in pool.devices()] == ["", ""]
+    whole = structs.replace(halves[0], id=f"MIG-c-{gpu.id}", profile="7g.80gb")
+    pool.update(FoundDevices(devices=(whole,)))
+    assert pool.offer({}) == {"mig-7g.80gb": 1000}
+    pool.update(FoundDevices(devices=(gpu,)))
+    assert pool.offer({}) == {"gpu": 1000, "gpu:h100": 1000}
+
+
+def test_a_mig_instance_that_a_pod_has_counts_until_the_pod_has_ended(
+    make_pool: MakePool,
+) -> None:
+    (gpu,) = gpus(1)
+    half = structs.replace(gpu, id=f"MIG-{gpu.id}", parent=gpu.id, profile="3g.40gb")
+    pool = make_pool([half])
+    pool.take(A, {"mig-3g.40gb": 1000})
+    pool.update(FoundDevices(devices=(gpu,)))
+    assert pool.offer({}) == {"gpu": 1000, "gpu:h100": 1000, "mig-3g.40gb": 1000}
+    pool.give_back(A)
+    pool.update(FoundDevices(devices=(gpu,)))
+    assert pool.offer({}) == {"gpu": 1000, "gpu:h100": 1000}
+
+
+@pytest.mark.parametrize("name", ["0", "0000:07:00.0", "GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77"])
+def test_a_gpu_in_mig_mode_stands_for_its_instances(make_pool: MakePool, name: str) -> None:
+    split = parse_nvidia_query(output("a100-mig-query.csv"))
+    pool = make_pool(with_mig(split, output("a100-mig-list.txt")), selected=(name,))
+    assert pool.offer({}) == {"mig-1g.10gb": 2000, "mig-2g.20gb": 1000, "mig-3g.40gb": 1000}
+
+
 # --- what pods are told ---------------------------------------------------------------------
 
 

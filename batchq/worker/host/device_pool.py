@@ -86,7 +86,8 @@ class DevicePool:
             self._all = {one.id: one for one in _declared_devices(declared or {})}
             self._mine = tuple(self._all)
         self._selected = None if selected is None else _ids_named(selected, found.devices)
-        lacking = (self._selected or frozenset()).difference(one.id for one in found.devices)
+        there = {name for one in found.devices for name in (one.id, one.parent)}
+        lacking = (self._selected or frozenset()).difference(there)
         self._all |= {one: Device(index=len(found.devices), id=one) for one in sorted(lacking)}
         self.update(found)
 
@@ -97,9 +98,13 @@ class DevicePool:
         if not self.are_found_by_tools:
             return
         seen = {one.id: one for one in found.devices}
+        parents = {one.parent or one.id for one in found.devices}
         missing: list[Device] = []
+        held = frozenset[str]().union(*self._held.values())
         for one in self._all.values():
-            if one.id not in seen:
+            # A GPU that was split into MIG instances, or split again, has not failed.
+            is_split = not parents.isdisjoint((one.id, one.parent)) and one.id not in held
+            if one.id not in seen and not is_split:
                 # A device that has left the bus is listed by its bus alone, if at all.
                 by_bus = seen.pop(f"bus-{one.bus}", None)
                 why = by_bus.trouble if by_bus else found.trouble or "it is no longer found"
@@ -113,9 +118,9 @@ class DevicePool:
                 busy = before[name].busy_percent
             self._all[name] = structs.replace(device, busy_percent=_in_tens(busy))
         self._lock()
-        held = self._recent.union(*self._held.values())
+        used = held | self._recent
         for name in self._mine:
-            users = frozenset() if name in held else found.processes.get(name, frozenset())
+            users = frozenset() if name in used else found.processes.get(name, frozenset())
             self._all[name] = _with_strangers(self._all[name], users)
 
     def begin_check(self) -> None:
@@ -140,7 +145,7 @@ class DevicePool:
         self._mine = tuple(one for one in self._all if one in mine)
 
     def _may_have(self, device: Device) -> bool:
-        return self._selected is None or device.id in self._selected
+        return self._selected is None or not self._selected.isdisjoint((device.id, device.parent))
 
     def _take_lock(self, device: str) -> bool:
         lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -414,7 +419,10 @@ def _ids_named(names: Sequence[str], devices: Sequence[Device]) -> frozenset[str
     """Return the ids of the devices that an operator means. Raise UsageError."""
     found: set[str] = set()
     for name in names:
-        ids = {one.id for one in devices if _is_named(one, name)}
+        # A GPU stands for its MIG instances, also for those that it will have.
+        ids = {one.id for one in devices if name.lower() == one.id.lower()} or {
+            one.parent or one.id for one in devices if _is_named(one, name)
+        }
         if not ids and not name.startswith(("GPU-", "MIG-")):
             shown = ", ".join(f"{one.index} ({one.id})" for one in devices[:16]) or "none"
             raise UsageError(
@@ -425,11 +433,8 @@ def _ids_named(names: Sequence[str], devices: Sequence[Device]) -> frozenset[str
 
 
 def _is_named(device: Device, name: str) -> bool:
-    """Return whether an operator means this device: by its id or that of its GPU, its bus, or its
-    index.
-    """
-    own = (device.id.lower(), device.parent.lower(), device.bus, str(device.index))
-    return name.lower() in own
+    """Return whether an operator means this device, by its GPU's id, its bus, or its index."""
+    return name.lower() in (device.parent.lower(), device.bus, str(device.index))
 
 
 def _declared_devices(declared: Mapping[str, int]) -> list[Device]:

@@ -90,6 +90,7 @@ class GroupView(Struct, frozen=True, kw_only=True):
     position: int | None
     #: Why it waits, the most fundamental reason first.
     blockers: tuple[Explanation, ...]
+    #: Where its pods are; if it has ended, where they were.
     nodes: tuple[str, ...]
     created_at: int
     started_at: int | None

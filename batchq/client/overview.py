@@ -325,9 +325,10 @@ def _reported_counts(group: GroupState) -> PodCounts:
 
 
 def _nodes(group: GroupState) -> tuple[str, ...]:
-    return tuple(
-        sorted({pod.status.node for pod in group.current() if pod.status.phase in ON_NODE})
-    )
+    """Return the nodes that its pods are on; if it has ended, those that they were on."""
+    has_ended = group.phase in TERMINAL
+    pods = (pod for pod in group.current() if has_ended or pod.status.phase in ON_NODE)
+    return tuple(sorted({pod.status.node for pod in pods if pod.status.node}))
 
 
 def _request_text(group: GroupState) -> str:

@@ -363,7 +363,9 @@ def test_every_phase_is_an_option() -> None:
     assert (*map(str, PodGroupPhase), GATED) == PHASES
 
 
-def test_a_wide_list_of_ended_groups_has_their_start_and_end(batchq: Batchq, stage: Stage) -> None:
+def test_a_wide_list_of_ended_groups_has_their_start_end_and_nodes(
+    batchq: Batchq, stage: Stage
+) -> None:
     batchq("submit", "--name", "x", "--", "true")
     stage.turn()
     stage.start("x")
@@ -373,3 +375,5 @@ def test_a_wide_list_of_ended_groups_has_their_start_and_end(batchq: Batchq, sta
     [view] = stage.client.jobs()
     assert row[titles.index("STARTED")] == format_instant(view.started_at or 0)
     assert row[titles.index("ENDED")] == format_instant(view.finished_at or 0)
+    assert row[titles.index("NODES")] == "n1"
+    assert view.nodes == ("n1",)

@@ -41,7 +41,7 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
     titles = (
         *(("NAMESPACE",) if namespaces else ()),
         *("NAME", "QUEUE", "PRI", "PHASE", "PODS", "REQUEST", "AGE"),
-        *("SUBMITTED", "STARTED", "ENDED", "EVICTIONS", "REASON", "WHERE / WHY"),
+        *("SUBMITTED", "STARTED", "ENDED", "NODES", "EVICTIONS", "REASON", "WHERE / WHY"),
     )
     rows = []
     for view in views:
@@ -61,6 +61,7 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
                     "" if at is None else format_instant(at)
                     for at in (view.started_at, view.finished_at)
                 ),
+                ",".join(view.nodes),
                 evictions_text(view),
                 first_reason(view),
                 where_or_why(view),
@@ -70,7 +71,7 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
         titles,
         tuple(rows),
         # WHERE / WHY begins with the reason; the separate column is for sorting.
-        wide=frozenset({"SUBMITTED", "STARTED", "ENDED", "EVICTIONS", "REASON"}),
+        wide=frozenset({"SUBMITTED", "STARTED", "ENDED", "NODES", "EVICTIONS", "REASON"}),
         spare=("AGE", "PRI", "REQUEST"),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from typing import Literal
 
 import click
 
@@ -25,12 +26,25 @@ from batchq.client import Client
 from batchq.errors import UsageError
 
 
+def _as_attempt(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> int | Literal["all"] | None:
+    if text is None:
+        return None
+    if text == "all":
+        return "all"
+    if text.isascii() and text.isdigit() and len(text) <= 6 and int(text):
+        return int(text)
+    raise click.BadParameter(f"expected a number from 1, or all, found {text[:80]!r}")
+
+
 @click.command(
     epilog=examples(
         "batchq logs train-1",
         "batchq logs train-1 -f --prefix",
         "batchq logs train-1 --pod main-0 --tail 20",
         "batchq logs train-1 --attempt 1",
+        "batchq logs train-1 --attempt all --prefix",
     )
 )
 @click.argument("name")
@@ -40,11 +54,16 @@ from batchq.errors import UsageError
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each pod.")
 @click.option(
     "--attempt",
-    type=click.IntRange(min=1),
-    help="This attempt of each pod, from 1.  [default: the latest]",
+    callback=_as_attempt,
+    metavar="NUMBER|all",
+    help="This attempt of each pod, from 1, or all of them.  [default: the latest]",
 )
 @raw_option
-@click.option("--prefix", is_flag=True, help="Begin each line with the name of its pod.")
+@click.option(
+    "--prefix",
+    is_flag=True,
+    help="Begin each line with the name of its pod; with --attempt all, also with its attempt.",
+)
 @output_option("text", "json")
 @pass_globals
 def logs(
@@ -54,7 +73,7 @@ def logs(
     follow: bool,
     pod: str,
     tail: int | None,
-    attempt: int | None,
+    attempt: int | Literal["all"] | None,
     prefix: bool,
     output: Output,
 ) -> None:
@@ -71,21 +90,22 @@ def logs(
         count = 0
         for line in client.logs(key, follow=follow, pod=pod, tail=tail, attempt=attempt):
             count += 1
-            output.line(line, f"{line.pod}: {line.text}" if prefix else line.text)
+            name_of_line = f"{line.pod} attempt {line.attempt}" if attempt == "all" else line.pod
+            output.line(line, f"{name_of_line}: {line.text}" if prefix else line.text)
             if follow:
                 sys.stdout.flush()
         if not count:
             echo(_why_nothing(client, key, attempt), err=True)
 
 
-def _why_nothing(client: Client, key: str, attempt: int | None) -> str:
+def _why_nothing(client: Client, key: str, attempt: int | Literal["all"] | None) -> str:
     group = client.get("PodGroup", key)
     assert isinstance(group, PodGroup)
     if group.spec.controller == "external":
         what = "it is external: the consumer that ran it has its output"
         return f"PodGroup {key} is {group.status.phase}; {what}"
     started = any(pod.status.attempt for pod in client.pods(group))
-    if started and attempt is not None:
+    if started and isinstance(attempt, int):
         return (
             f"PodGroup {key} is {group.status.phase}; attempt {attempt} of its pods has no output"
         )

@@ -663,15 +663,15 @@ class Client:
         pod: str = "",
         follow: bool = False,
         tail: int | None = None,
-        attempt: int | None = None,
+        attempt: int | Literal["all"] | None = None,
         namespace: str = DEFAULT,
         stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[views.LogLine]:
         """Return the output of the latest attempt of each pod, at most the newest MiB of each.
 
         `pod` selects one by its name or `<task>-<index>`; `tail`, the last lines of each;
-        `attempt`, an earlier attempt, from 1. With `follow`, it ends with the processes, or when
-        `stop` returns True, which is asked several times a second. Raises NotFound.
+        `attempt`, an earlier attempt, from 1, or "all". With `follow`, it ends with the processes,
+        or when `stop` returns True, which is asked several times a second. Raises NotFound.
         """
         from batchq.client import output
 

@@ -639,7 +639,7 @@ class ApiClient(Client):
         pod: str = "",
         follow: bool = False,
         tail: int | None = None,
-        attempt: int | None = None,
+        attempt: int | Literal["all"] | None = None,
         namespace: str = DEFAULT,
         stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[LogLine]:

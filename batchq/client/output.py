@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
@@ -77,28 +77,33 @@ def read_output(
     *,
     pod: str = "",
     tail: int | None = None,
-    attempt: int | None = None,
+    attempt: int | Literal["all"] | None = None,
 ) -> Iterator[LogLine]:
-    """Yield the kept output of the latest attempt of each pod, or of the attempt of this number,
-    pod after pod.
+    """Yield the kept output of the latest attempt of each pod, of the attempt of this number, or of
+    all attempts, pod after pod.
 
     `pod` selects one by its name or by `<task>-<index>`; `tail` limits the output to the last lines
-    of each pod. Raises NotFound, StoreUnavailable.
+    of each attempt. Raises NotFound, StoreUnavailable.
     """
     group = find(store, PodGroup, key)
+    nodes = [] if attempt is None else [node.metadata.name for node in store.list("Node")]
     for one in _chosen(store, group, pod):
         if attempt is None:
             yield from _last(_Reader(store, one).last_lines(), tail)
-        elif attempt <= count_of(one.status.attempt):
-            yield from _last(_of_attempt(store, one, attempt), tail)
+            continue
+        latest = count_of(one.status.attempt)
+        for number in range(1, latest + 1) if attempt == "all" else (attempt,):
+            if number <= latest:
+                yield from _last(_of_attempt(store, one, number, nodes), tail)
 
 
-def _of_attempt(store: RedisStore, pod: Pod, attempt: int) -> Iterator[LogLine]:
-    """Yield the output of an attempt; a pod does not know where its former attempts ran."""
+def _of_attempt(
+    store: RedisStore, pod: Pod, attempt: int, nodes: Sequence[str]
+) -> Iterator[LogLine]:
+    """Yield the output of an attempt; a pod does not know on which node its former attempts ran."""
     status = pod.status
     number = status.attempt - count_of(status.attempt) + attempt
-    names = (node.metadata.name for node in store.list("Node"))
-    for node in filter(None, dict.fromkeys((status.node, status.last_node, *names))):
+    for node in filter(None, dict.fromkeys((status.node, status.last_node, *nodes))):
         lines = list(_Reader(store, pod, node=node, attempt=number).last_lines())
         if lines:
             return iter(lines)

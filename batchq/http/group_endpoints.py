@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from http import HTTPStatus
 from time import monotonic
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -490,7 +491,9 @@ def group_logs(call: ApiCall) -> StreamAnswer:
         raise bad_request(f"stream: expected stdout or stderr, found {stream[:80]!r}")
     tail = call.number("tail", None, MOST_LINES)
     follow = call.flag("follow")
-    attempt = call.number("attempt", None, JUMP)
+    attempt: int | Literal["all"] | None = "all"
+    if call.text("attempt") != "all":
+        attempt = call.number("attempt", None, JUMP)
     form, written = _log_form(call.accept)
 
     def read(delegate: Delegate, stop: Callable[[], bool]) -> Iterator[LogLine]:

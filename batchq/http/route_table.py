@@ -12,7 +12,6 @@ import msgspec
 
 from batchq import __version__
 from batchq.api.access import TargetKind, Tier, Verb
-from batchq.api.transaction import JUMP
 from batchq.http.access_endpoints import (
     MOST_AUDITED,
     USUALLY_AUDITED,
@@ -259,8 +258,8 @@ ROUTES: tuple[ApiRoute, ...] = (
             ),
             QueryParameter(name="follow", about="Go on until the group has ended.", type="boolean"),
             QueryParameter(
-                name="attempt", about="An earlier attempt of each pod, from 1; without `follow`.",
-                type="integer", most=JUMP,
+                name="attempt",
+                about="An earlier attempt of each pod, from 1, or `all`; without `follow`.",
             ),
         ),
     ),

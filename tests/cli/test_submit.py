@@ -402,9 +402,17 @@ def test_the_output_of_an_earlier_attempt_can_be_read(batchq: Batchq, stage: Sta
     assert batchq("logs", "x").out == "works\n"
     assert batchq("logs", "x", "--attempt", "2").out == "works\n"
     assert batchq("logs", "x", "--attempt", "1").out == "broken\n"
+    assert batchq("logs", "x", "--attempt", "all").out == "broken\nworks\n"
+    each = batchq("logs", "x", "--attempt", "all", "--prefix")
+    name = pod.metadata.name
+    assert each.lines == [f"{name} attempt 1: broken", f"{name} attempt 2: works"]
     third = batchq("logs", "x", "--attempt", "3")
     assert (third.out, third.err) == (
         "",
         "PodGroup default/x is Running; attempt 3 of its pods has no output\n",
     )
-    assert batchq("logs", "x", "--attempt", "1", "-f").code == 2
+    assert batchq("logs", "x", "--attempt", "all", "-f").code == 2
+    for wrong in ("0", "-1", "1.5", "every", "1000000"):
+        refused = batchq("logs", "x", "--attempt", wrong)
+        assert refused.code == 2
+        assert f"expected a number from 1, or all, found '{wrong}'" in refused.err

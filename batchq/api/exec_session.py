@@ -1,8 +1,9 @@
-"""A command in a running pod, as its user and its node speak of it.
+"""The protocol between the user of a command in a running pod and the node of the pod.
 
 Both sides exchange numbered frames, each side through a channel that it alone writes. A side may
 send `WINDOW_BYTES` more than the other has acknowledged, so that nothing fills up if a terminal is
-slow or a command does not read. A side that hears nothing for `SILENCE_S` takes the other for gone.
+slow or a command does not read. A side that hears nothing for `SILENCE_S` assumes that the
+other is gone.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Speaker:
         self.label = label
         self.window = SendWindow()
         self.end: ExecEnd | None = None
-        #: What has ended it otherwise.
+        #: The error that has ended it instead.
         self.error: BaseException | None = None
         self.heard_at = monotonic()
         self.has_answered = False
@@ -66,7 +66,7 @@ class Speaker:
         self._frames: SimpleQueue[ExecFrame | None] = SimpleQueue()
         #: The last frame that is written, and the last that the node knows to be written.
         self._written = self._acknowledged = 0
-        #: How far the node has taken the input, as it says.
+        #: The last frame of input that the node has acknowledged.
         self._taken = b""
         self._ack_at = 0.0
         self._is_closing = False
@@ -76,7 +76,7 @@ class Speaker:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, one way or the other."""
+        """Whether it has ended, with its command or with an error."""
         return self.end is not None or self.error is not None
 
     def send(self, kind: Any, data: bytes = b"") -> None:
@@ -208,18 +208,18 @@ class Conversation:
             speaker.close()
 
     def join(self, session: CommandSession, label: str, *, prefix: bytes = b"") -> Speaker:
-        """Let a session take part."""
+        """Add a session."""
         speaker = Speaker(session, label, self.wake, prefix=prefix)
         self.speakers.append(speaker)
         return speaker
 
     def leave(self, speaker: Speaker) -> None:
-        """Let a session take part no more."""
+        """Close a session, and send nothing to it any more."""
         self.speakers.remove(speaker)
         speaker.close()
 
     def wake(self) -> None:
-        """Let the main thread look."""
+        """Wake the main thread."""
         with suppress(BlockingIOError):
             os.write(self._wake_write, b".")
 

@@ -26,7 +26,7 @@ from batchq.errors import Conflict, UsageError
 #: How long a pod that is Running may take to start on its node.
 EARLY_S = 30.0
 _AGAIN_S = 0.3
-#: Interrupts that leave a command which does not end by them.
+#: The interrupt with this number leaves a command that has not ended.
 _MOST_INTERRUPTS = 3
 
 

@@ -460,9 +460,9 @@ def run(shared: Globals, /, words: tuple[str, ...], **options: Any) -> int:
     """Run a command on the nodes and show its output here, or run the groups of a file.
 
     COMMAND is submitted as a group of one pod, or of several (-N), and its output is shown as it
-    comes. The exit code is that of the pod, the highest of several. The first Ctrl-C says how far
-    the group is, and a second one within a second cancels it. While there is no capacity for the
-    group, the command waits with it.
+    comes. The exit code is that of the pod, the highest of several. The first Ctrl-C shows the
+    state of the group, and a second one within a second cancels it. While there is no capacity for
+    the group, the command waits with it.
 
     For FILE, the server, the scheduler and two node agents are started on this machine if they do
     not run. Other objects of the file are applied first. A group gets a number after its name if

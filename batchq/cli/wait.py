@@ -123,8 +123,8 @@ def cancel(
     """End groups: they are Cancelled at once, and their processes get SIGTERM, then SIGKILL.
 
     SIGKILL follows after the grace period of the pods (`batchq submit --grace`). `batchq wait NAME`
-    returns when the processes have ended. A group that cannot be cancelled is
-    reported, and the others are cancelled; the exit code is that of the first error.
+    returns when the processes have ended. A group that cannot be cancelled is reported, and the
+    others are cancelled; the exit code is that of the first error.
     """
 
     def act(client: Client, key: str) -> str:

@@ -147,7 +147,7 @@ class JoinRequest(Struct, frozen=True, kw_only=True):
 
 def joined_url(home: Home, wanted: JoinRequest) -> str:
     """Return the URL of an agent's own user of the server; join first if that has not been done
-    with this token. A file of the token that is gone is not needed any more.
+    with this token. After that, the file with the token is no longer needed.
 
     Raises InvalidInput, StoreUnavailable, and the errors of the API.
     """

@@ -31,7 +31,7 @@ _log = structlog.get_logger()
 #: How long a caller may take to send its line.
 _LINE_S = 5.0
 _BACKLOG = 16
-#: How long the end may take to be noticed.
+#: How long a request to end may go unnoticed.
 _LOOK_S = 0.5
 _PEER = "3i"
 

@@ -1,7 +1,7 @@
 """The endpoints of commands in pods: starting one, its frames for the user, and the user's frames.
 
-The name of a session is random, and says which user it is for; the right is decided anew for each
-request, and while a stream lasts.
+The name of a session is random, and says which user it is for; rights are checked for each
+request, and again while a stream lasts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The endpoints with which agents join: a join token, and the user of the server for one node.
 
 The token is used up before the registrar makes the user, and is good for the same password after
-that: an agent that has lost the answer asks again, and nothing that the token's next holder sends
-replaces the user.
+that: an agent that has lost the answer asks again, and another holder of the token
+cannot replace the user.
 """
 
 from __future__ import annotations

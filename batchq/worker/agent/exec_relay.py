@@ -316,7 +316,7 @@ class _Relay:
                 except BlockingIOError:
                     break
                 except OSError:
-                    # So Linux says that nobody has the terminal open any more.
+                    # Linux reports with this error that no process has the terminal open.
                     data = b""
                 if not data:
                     del self._outputs[output]
@@ -364,7 +364,7 @@ class _Relay:
         self._done_sent, self._done_received = [], []
 
     def _ping(self) -> None:
-        """Give a sign of life, which replaces the one before: the user may be long about the data
+        """Give a sign of life, which replaces the one before: the user may need long for the data
         ahead of it.
         """
         self._send("ping")

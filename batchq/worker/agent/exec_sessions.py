@@ -64,7 +64,7 @@ class ExecSessions:
         self._is_refused = False
 
     def keep_open(self, listener: WakeUpListener) -> None:
-        """Take requests, or go on to. Raise StoreUnavailable."""
+        """Take requests from now on, or continue to. Raise StoreUnavailable."""
         try:
             newest = open_requests(self._link, self._node)
         except StoreUnavailable as trouble:
@@ -80,7 +80,7 @@ class ExecSessions:
     def open_all(self, requests: Sequence[bytes], waiting: frozenset[PodAttempt]) -> None:
         """Open a session for each request, or say why not. `waiting`: attempts that will start.
 
-        Raise StoreUnavailable; the user of a request that is lost by that tries again.
+        Raise StoreUnavailable; the user repeats a request that is lost then.
         """
         for data in requests:
             request = decoded_request(data)

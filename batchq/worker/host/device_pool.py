@@ -38,7 +38,7 @@ _UPDATES_A_READING = 3
 
 
 def own_devices(declared: Mapping[str, int] | None, selected: Sequence[str] | None) -> DevicePool:
-    """Find the devices of this machine, and lock those that are to be this agent's.
+    """Find the devices of this machine, and lock those that this agent may have.
 
     Raise UsageError.
     """
@@ -124,13 +124,13 @@ class DevicePool:
             self._all[name] = _with_strangers(self._all[name], users)
 
     def begin_check(self) -> None:
-        """Note that the tools are asked now: what they say of processes is no news about a device
-        that a pod holds at some time until they have answered.
+        """Note that the tools are asked now. Until they have answered, a process on a device may be
+        that of a pod which holds the device meanwhile.
         """
         self._recent = frozenset()
 
     def _lock(self) -> None:
-        """Lock as many of the devices as this agent is to have."""
+        """Lock as many devices as this agent may have, if they are free."""
         wanted = _Wanted(self._declared)
         mine: list[str] = []
         # What it has comes first, so that it is kept.

@@ -12,7 +12,7 @@ from batchq.worker.agent.messages import (
     ClaimedPodsRead,
     ClaimsDue,
     ClaimsPosted,
-    Delivery,
+    DeliveredPod,
     PodsDelivered,
     PostClaims,
     ReadClaimedPods,
@@ -62,7 +62,7 @@ def granted(pod: Pod) -> Pod:
 
 def claim(agent: AgentState, *pods: Pod, now_ms: int = 1_000) -> None:
     """Deliver pods, and have their claims posted."""
-    deliveries = tuple(Delivery(attempt=attempt_of(pod), pod=pod) for pod in pods)
+    deliveries = tuple(DeliveredPod(attempt=attempt_of(pod), pod=pod) for pod in pods)
     assert agent.handle(PodsDelivered(now_ms=now_ms, deliveries=deliveries)) == []
     [posted] = agent.handle(ClaimsDue(now_ms=now_ms))
     assert isinstance(posted, PostClaims)

@@ -195,10 +195,10 @@ def api(
     server = ApiServer(options, connect, _why, table_of)
     logs.configure()
     if supervised:
-        from batchq.daemon.supervisor import Supervisor
+        from batchq.daemon.supervisor import ServiceSupervisor
 
         try:
-            Supervisor("api", server.serve).run()
+            ServiceSupervisor("api", server.serve).run()
         finally:
             server.close()
     else:

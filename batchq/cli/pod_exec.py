@@ -133,7 +133,7 @@ def _answer_signals(conversation: Conversation) -> None:
         # The command hears now what the node would tell it later.
         conversation.send("signal", b"%d" % signal.SIGHUP)
         sent = signal.Signals(conversation.ending)
-        raise Ended(f"ended by {sent.name}; the command in the pod is hung up", sent)
+        raise EndedBySignal(f"ended by {sent.name}; the command in the pod is hung up", sent)
     if conversation.interrupts >= _MOST_INTERRUPTS:
         conversation.send("signal", b"%d" % signal.SIGHUP)
         raise Interrupted("interrupted; the command in the pod is hung up")
@@ -142,7 +142,7 @@ def _answer_signals(conversation: Conversation) -> None:
         conversation.send("signal", b"%d" % signal.SIGINT)
 
 
-class Ended(Interrupted):
+class EndedBySignal(Interrupted):
     """A signal has ended the command; the exit code is as a shell reports it."""
 
     def __init__(self, message: str, sent: signal.Signals) -> None:

@@ -31,7 +31,7 @@ LONGEST_PAUSE_S = 5.0
 ENDS_WITHIN_S = 20.0
 
 
-class Supervisor:
+class ServiceSupervisor:
     """Runs `serve` in a child process until SIGINT or SIGTERM. Main thread only.
 
     `serve` returns when the child gets SIGTERM. The child ends, too, if the parent is killed.

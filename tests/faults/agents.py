@@ -185,7 +185,9 @@ class Agent:
             taken = self._store.take(self.machine.name, most)
             pods = self._store.get_many("Pod", [one.pod for one in taken]) if taken else {}
             found = pods_of([one.pod for one in taken], pods)
-            deliveries = tuple(messages.Delivery(attempt=one, pod=found[one.pod]) for one in taken)
+            deliveries = tuple(
+                messages.DeliveredPod(attempt=one, pod=found[one.pod]) for one in taken
+            )
             if deliveries:
                 self._tell(messages.PodsDelivered(now_ms=now_ms, deliveries=deliveries))
         self._tell(messages.ClaimsDue(now_ms=now_ms))
@@ -266,10 +268,10 @@ class Agent:
 
     # --- instructions -------------------------------------------------------------------------
 
-    def _tell(self, event: messages.Event) -> None:
+    def _tell(self, event: messages.AgentEvent) -> None:
         self.state.drive(event, self._carry_out)
 
-    def _carry_out(self, instruction: messages.Instruction) -> messages.Event | None:
+    def _carry_out(self, instruction: messages.Instruction) -> messages.AgentEvent | None:
         match instruction:
             case messages.DeclinePod(attempt, why):
                 self._say(f"{self.machine.name} declines {attempt.id}: {why}")
@@ -327,7 +329,7 @@ class Agent:
         | messages.StopHorses
         | messages.EndProcesses
         | messages.ForgetPods,
-    ) -> messages.Event | None:
+    ) -> messages.AgentEvent | None:
         match instruction:
             case messages.StartPod():
                 self._hire(self, instruction).begin()
@@ -350,7 +352,7 @@ class Agent:
         | messages.ReadStops
         | messages.ReadClaimedPods
         | messages.ReadGangs,
-    ) -> messages.Event:
+    ) -> messages.AgentEvent:
         now_ms, node = self._clock.now_ms(), self.machine.name
         until_ms = now_ms + self._paces.lease_ms
         match instruction:
@@ -369,14 +371,14 @@ class Agent:
             case messages.PostClaims():
                 return self._post_claims(instruction, until_ms)
 
-    def _read_gangs(self, keys: Sequence[str]) -> messages.Event:
+    def _read_gangs(self, keys: Sequence[str]) -> messages.AgentEvent:
         found = self._store.get_many("PodGroup", keys)
         groups = {key: one for key, one in found.items() if isinstance(one, PodGroup)}
         uids = [uid for one in groups.values() if is_complete(one) for uid in uids_of_gang(one)]
         pods = pods_of(uids, self._store.get_many("Pod", uids))
         return messages.GangsRead(now_ms=self._clock.now_ms(), groups=groups, pods=pods)
 
-    def _post_claims(self, instruction: messages.PostClaims, until_ms: int) -> messages.Event:
+    def _post_claims(self, instruction: messages.PostClaims, until_ms: int) -> messages.AgentEvent:
         claims: list[tuple[StartClaim, str, str]] = []
         lacking: list[messages.ClaimAnswer] = []
         for claim, fence, name in instruction.claims:
@@ -416,7 +418,7 @@ class Agent:
             claim, address=ADDRESS, ports=tuple(range(last - count + 1, last + 1))
         )
 
-    def _carry_out_end(self, instruction: messages.Instruction) -> messages.Event:
+    def _carry_out_end(self, instruction: messages.Instruction) -> messages.AgentEvent:
         now_ms, node = self._clock.now_ms(), self.machine.name
         match instruction:
             case messages.ReportEnds(ends):
@@ -441,7 +443,7 @@ class Agent:
 
     def _read_due(
         self, attempts: tuple[PodAttempt, ...], *, is_unexplained: bool
-    ) -> messages.Event:
+    ) -> messages.AgentEvent:
         now_ms, node, records = self._clock.now_ms(), self.machine.name, self.machine.records
         pending = self._store.pending(node) if is_unexplained else ()
         uids = [attempt.pod for attempt in attempts]
@@ -456,7 +458,7 @@ class Agent:
             records={one: records[one] for one in attempts if one in records},
         )
 
-    def _read_running(self, instruction: messages.ReadRunningPods) -> messages.Event:
+    def _read_running(self, instruction: messages.ReadRunningPods) -> messages.AgentEvent:
         horses = self.machine.horses
         found = [horses[one].runs() for one in instruction.attempts if one in horses]
         runs = tuple(

@@ -23,7 +23,7 @@ DEVICES = ("GPU-a", "GPU-b")
 
 def an_agent() -> AgentState:
     agent = AgentState(node=NODE, author=AUTHOR, slots=8, lease_ms=LEASE_MS)
-    delivery = messages.Delivery(attempt=HERE, pod=BOUND)
+    delivery = messages.DeliveredPod(attempt=HERE, pod=BOUND)
     agent.handle(messages.PodsDelivered(now_ms=1_000, deliveries=(delivery,)))
     return agent
 

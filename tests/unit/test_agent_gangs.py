@@ -39,7 +39,7 @@ def an_agent() -> AgentState:
 
 def a_claim(agent: AgentState, *, now_ms: int = 1_000) -> messages.PostClaims:
     """Deliver the pod, and return the claims to post."""
-    delivery = messages.Delivery(attempt=HERE, pod=BOUND)
+    delivery = messages.DeliveredPod(attempt=HERE, pod=BOUND)
     agent.handle(messages.PodsDelivered(now_ms=now_ms, deliveries=(delivery,)))
     [posted] = agent.handle(messages.ClaimsDue(now_ms=now_ms))
     assert isinstance(posted, messages.PostClaims)

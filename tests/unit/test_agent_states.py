@@ -137,7 +137,7 @@ def test_the_story_of_a_pod_omits_other_pods() -> None:
 
 def test_a_known_attempt_that_is_delivered_again_is_ignored() -> None:
     agent = an_agent()
-    delivery = messages.PodsDelivered(now_ms=900, deliveries=(messages.Delivery(attempt=HERE),))
+    delivery = messages.PodsDelivered(now_ms=900, deliveries=(messages.DeliveredPod(attempt=HERE),))
     assert agent.handle(delivery) == []
     assert agent.handle(delivery) == [messages.IgnoreDelivery(HERE)]
     agent = an_agent()
@@ -153,7 +153,7 @@ def test_a_pod_delivered_while_others_are_read_waits_for_the_next_check() -> Non
     other = attempt_of(a_bound_pod(1))
     agent.handle(messages.ClaimsDue(now_ms=2_000))
     agent.handle(
-        messages.PodsDelivered(now_ms=2_000, deliveries=(messages.Delivery(attempt=other),))
+        messages.PodsDelivered(now_ms=2_000, deliveries=(messages.DeliveredPod(attempt=other),))
     )
     agent.handle(messages.ClaimedPodsRead(now_ms=2_000, pods={HERE.pod: granted(POD)}))
     assert agent.state_of(other) == PodState.DELIVERED
@@ -185,11 +185,11 @@ def test_a_claim_granted_after_its_lease_was_nearly_over_is_given_back() -> None
 def test_a_claim_whose_answer_was_lost_is_posted_again() -> None:
     agent = an_agent()
     delivery = messages.PodsDelivered(
-        now_ms=1_000, deliveries=(messages.Delivery(attempt=HERE, pod=POD),)
+        now_ms=1_000, deliveries=(messages.DeliveredPod(attempt=HERE, pod=POD),)
     )
     agent.handle(delivery)
 
-    def unanswered(_instruction: messages.Instruction) -> messages.Event | None:
+    def unanswered(_instruction: messages.Instruction) -> messages.AgentEvent | None:
         raise StoreUnavailable("the answer was lost")
 
     with pytest.raises(StoreUnavailable):
@@ -207,7 +207,7 @@ def test_a_claim_whose_answer_was_lost_is_posted_again() -> None:
 
 def test_an_attempt_that_a_restored_server_shows_again_is_not_started_twice() -> None:
     agent = an_agent()
-    delivery = messages.Delivery(attempt=HERE, pod=granted(POD))
+    delivery = messages.DeliveredPod(attempt=HERE, pod=granted(POD))
     agent.handle(messages.PodsDelivered(now_ms=1_000, deliveries=(delivery,)))
     assert agent.handle(messages.ClaimsDue(now_ms=1_000)) == [
         messages.DeclinePod(HERE, "it has run here before")
@@ -218,7 +218,7 @@ def test_an_attempt_that_a_restored_server_shows_again_is_not_started_twice() ->
 def test_a_former_attempt_is_not_claimed_while_a_later_one_runs_here() -> None:
     agent = an_agent()
     start(agent, changed(POD, attempt=2))
-    delivery = messages.Delivery(attempt=HERE, pod=POD)
+    delivery = messages.DeliveredPod(attempt=HERE, pod=POD)
     agent.handle(messages.PodsDelivered(now_ms=1_000, deliveries=(delivery,)))
     assert agent.handle(messages.ClaimsDue(now_ms=1_000)) == [
         messages.DeclinePod(HERE, "another attempt of it runs here"),
@@ -538,9 +538,9 @@ def test_a_draining_agent_gives_back_what_it_has_not_started() -> None:
 def failing_from(
     place: int,
     told: list[messages.Instruction],
-    answer: Callable[[messages.Instruction], messages.Event | None],
-) -> Callable[[messages.Instruction], messages.Event | None]:
-    def carry_out(instruction: messages.Instruction) -> messages.Event | None:
+    answer: Callable[[messages.Instruction], messages.AgentEvent | None],
+) -> Callable[[messages.Instruction], messages.AgentEvent | None]:
+    def carry_out(instruction: messages.Instruction) -> messages.AgentEvent | None:
         told.append(instruction)
         if len(told) > place:
             raise StoreUnavailable("down")
@@ -553,7 +553,7 @@ def test_after_a_failure_only_instructions_that_need_no_server_are_carried_out()
     agent = a_dead_pod()
     told: list[messages.Instruction] = []
 
-    def answer(instruction: messages.Instruction) -> messages.Event | None:
+    def answer(instruction: messages.Instruction) -> messages.AgentEvent | None:
         assert isinstance(instruction, messages.ReadEndedPods)
         return messages.EndedPodsRead(now_ms=2_500, pods={HERE.pod: None})
 
@@ -570,7 +570,7 @@ def test_starts_after_a_failed_start_fail_too_and_are_not_forgotten() -> None:
     claim(agent, POD, second)
     told: list[messages.Instruction] = []
 
-    def answer(instruction: messages.Instruction) -> messages.Event | None:
+    def answer(instruction: messages.Instruction) -> messages.AgentEvent | None:
         pods = {HERE.pod: granted(POD), second.metadata.uid: granted(second)}
         return messages.ClaimedPodsRead(now_ms=1_500, pods=pods)
 

@@ -49,15 +49,15 @@ from batchq.system import structlog
 from batchq.worker.agent.exec_sessions import ExecSessions
 from batchq.worker.agent.leftovers import prune_logs, sweep
 from batchq.worker.agent.messages import (
+    AgentEvent,
     ClaimsApplied,
     ClaimsDue,
     DeclinePod,
-    Delivery,
+    DeliveredPod,
     DisownPod,
     EndProcesses,
     EndsDue,
     EnqueuePods,
-    Event,
     ForgetPods,
     FormerPodsFound,
     HorseEnd,
@@ -420,10 +420,10 @@ class Agent:
         jobs, has_more = self._slots.take(most)
         self._note_answer()
         self._listener.note_look(now_ms=now_ms, has_more=has_more)
-        deliveries: list[Delivery] = []
+        deliveries: list[DeliveredPod] = []
         for job in jobs:
             attempt = job.requested_attempt()
-            deliveries.append(Delivery(attempt=attempt, pod=codec.pod_if_readable(job.pod)))
+            deliveries.append(DeliveredPod(attempt=attempt, pod=codec.pod_if_readable(job.pod)))
             if attempt not in self._state:
                 self._jobs[attempt] = job
         if deliveries:
@@ -521,11 +521,11 @@ class Agent:
 
     # --- the machine --------------------------------------------------------------------------
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: AgentEvent) -> None:
         """Tell the machine an event, and carry out what follows. Raise StoreUnavailable."""
         self._state.drive(event, self._carry_out)
 
-    def _carry_out(self, instruction: Instruction) -> Event | None:
+    def _carry_out(self, instruction: Instruction) -> AgentEvent | None:
         """Carry out an instruction, and return the event that answers it, if one does."""
         match instruction:
             case StartPod():

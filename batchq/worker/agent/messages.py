@@ -18,34 +18,34 @@ from batchq.worker.rendezvous import Peer
 # --- events -------------------------------------------------------------------------------------
 
 
-class Event(Struct, frozen=True, kw_only=True):
+class AgentEvent(Struct, frozen=True, kw_only=True):
     """Something that happened at `now_ms`."""
 
     now_ms: int
 
 
-class Delivery(Struct, frozen=True, kw_only=True):
+class DeliveredPod(Struct, frozen=True, kw_only=True):
     """An attempt from the node's queue, and its pod if that was read with it."""
 
     attempt: PodAttempt
     pod: Pod | None = None
 
 
-class PodsDelivered(Event, frozen=True):
+class PodsDelivered(AgentEvent, frozen=True):
     """Attempts were taken from the node's queue."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[DeliveredPod, ...]
 
 
-class ClaimsDue(Event, frozen=True):
+class ClaimsDue(AgentEvent, frozen=True):
     """The claims may be due for a check."""
 
 
-class ClaimsApplied(Event, frozen=True):
+class ClaimsApplied(AgentEvent, frozen=True):
     """The leader has announced that it applied claims of this node."""
 
 
-class ClaimedPodsRead(Event, frozen=True):
+class ClaimedPodsRead(AgentEvent, frozen=True):
     """The pods of claims as the server has them; None for a pod that does not exist."""
 
     pods: Mapping[str, Pod | None]
@@ -69,14 +69,14 @@ class ClaimAnswer(Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
 
 
-class ClaimsPosted(Event, frozen=True):
+class ClaimsPosted(AgentEvent, frozen=True):
     """Claims were posted and leases taken, by a request that was sent at `asked_at`."""
 
     asked_at: int
     answers: tuple[ClaimAnswer, ...]
 
 
-class GangsRead(Event, frozen=True):
+class GangsRead(AgentEvent, frozen=True):
     """The groups of pods that wait for their gangs, by key, and then the pods of those gangs that
     are complete, by uid; None for what does not exist.
     """
@@ -85,7 +85,7 @@ class GangsRead(Event, frozen=True):
     pods: Mapping[str, Pod | None]
 
 
-class LeasesDue(Event, frozen=True):
+class LeasesDue(AgentEvent, frozen=True):
     """The leases may be due for a renewal.
 
     `silent`: attempts whose work-horses have given no sign of life for long.
@@ -94,7 +94,7 @@ class LeasesDue(Event, frozen=True):
     silent: frozenset[PodAttempt] = frozenset()
 
 
-class StopsAnnounced(Event, frozen=True):
+class StopsAnnounced(AgentEvent, frozen=True):
     """The leader has announced that it stops pods of this node."""
 
 
@@ -108,20 +108,20 @@ class AttemptAnswer(Struct, frozen=True, kw_only=True):
     is_running: bool = False
 
 
-class LeasesRenewed(Event, frozen=True):
+class LeasesRenewed(AgentEvent, frozen=True):
     """The leases of these attempts were renewed, by a request that was sent at `asked_at`."""
 
     asked_at: int
     answers: tuple[AttemptAnswer, ...]
 
 
-class StopsRead(Event, frozen=True):
+class StopsRead(AgentEvent, frozen=True):
     """Which of these attempts are to stop."""
 
     answers: tuple[AttemptAnswer, ...]
 
 
-class StartFailed(Event, frozen=True):
+class StartFailed(AgentEvent, frozen=True):
     """No work-horse could be started for the attempt."""
 
     attempt: PodAttempt
@@ -147,36 +147,36 @@ class HorseEnd(Struct, frozen=True, kw_only=True):
     record: EndRecord | None
 
 
-class HorsesEnded(Event, frozen=True):
+class HorsesEnded(AgentEvent, frozen=True):
     """Work-horses have finished with their attempts, or have died."""
 
     ends: tuple[HorseEnd, ...]
 
 
-class FormerPodsFound(Event, frozen=True):
+class FormerPodsFound(AgentEvent, frozen=True):
     """A former agent of the node has left records of these attempts; none of them runs."""
 
     attempts: tuple[PodAttempt, ...]
 
 
-class EndsDue(Event, frozen=True):
+class EndsDue(AgentEvent, frozen=True):
     """The ends that the server does not show yet are to be checked."""
 
 
-class EndedPodsRead(Event, frozen=True):
+class EndedPodsRead(AgentEvent, frozen=True):
     """The pods of ended attempts as the server has them; None for one that does not exist."""
 
     pods: Mapping[str, Pod | None]
 
 
-class ProcessesEnded(Event, frozen=True):
+class ProcessesEnded(AgentEvent, frozen=True):
     """The remaining processes of these attempts were killed, or some cannot be killed."""
 
     attempts: tuple[PodAttempt, ...]
     are_left: bool
 
 
-class DueEndsRead(Event, frozen=True):
+class DueEndsRead(AgentEvent, frozen=True):
     """All that is known of ended attempts: what is posted, then the pods, then the leases.
 
     `posted`: the subjects of start claims and ends that wait to be applied. `leases_ms`: for how
@@ -190,19 +190,19 @@ class DueEndsRead(Event, frozen=True):
     records: Mapping[PodAttempt, EndRecord]
 
 
-class EndsReported(Event, frozen=True):
+class EndsReported(AgentEvent, frozen=True):
     """The ends of these attempts were posted, with all of their output."""
 
     attempts: tuple[PodAttempt, ...]
 
 
-class EndsConcluded(Event, frozen=True):
+class EndsConcluded(AgentEvent, frozen=True):
     """The leases of these ended attempts were ended, and their output is sent."""
 
     attempts: tuple[PodAttempt, ...]
 
 
-class NodePodsRead(Event, frozen=True):
+class NodePodsRead(AgentEvent, frozen=True):
     """The pods that the server has on this node, at `server_now_ms` of its clock.
 
     `reported`: the subjects of ends that wait to be applied. `leased`: attempts with a lease.
@@ -214,7 +214,7 @@ class NodePodsRead(Event, frozen=True):
     leased: tuple[PodAttempt, ...]
 
 
-class ServerAnswered(Event, frozen=True):
+class ServerAnswered(AgentEvent, frozen=True):
     """The server has answered; `run` names its run since its last start."""
 
     run: str
@@ -229,7 +229,7 @@ class StartedRun(Struct, frozen=True, kw_only=True):
     started_at: int
 
 
-class RunningPodsRead(Event, frozen=True):
+class RunningPodsRead(AgentEvent, frozen=True):
     """The commands that run here, and their pods as this run of the server has them."""
 
     run: str
@@ -237,13 +237,13 @@ class RunningPodsRead(Event, frozen=True):
     runs: tuple[StartedRun, ...]
 
 
-class SignalsReceived(Event, frozen=True):
+class SignalsReceived(AgentEvent, frozen=True):
     """The agent was told to stop `count` times since it started; sent again as time passes."""
 
     count: int
 
 
-class UnstartedPodsRead(Event, frozen=True):
+class UnstartedPodsRead(AgentEvent, frozen=True):
     """The pods that the server has on this node, which takes no more."""
 
     pods: Sequence[Pod]

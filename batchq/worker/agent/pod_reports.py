@@ -24,6 +24,7 @@ from batchq.store.node_channels import AttemptEnd, Attempts
 from batchq.store.redis import RedisStore
 from batchq.system import structlog
 from batchq.worker.agent.messages import (
+    AgentEvent,
     AttemptAnswer,
     ClaimAnswer,
     ClaimedPodsRead,
@@ -35,7 +36,6 @@ from batchq.worker.agent.messages import (
     EndRecord,
     EndsConcluded,
     EndsReported,
-    Event,
     FencedAttempts,
     ForgetPods,
     GangsRead,
@@ -123,7 +123,7 @@ class PodReports:
         self._own_server = ServerWatch(
             lambda: pid_of_server(store.link), connections=lambda: store.link.connections
         )
-        self._actions: dict[type[Any], Callable[[Any], Event | None]] = {
+        self._actions: dict[type[Any], Callable[[Any], AgentEvent | None]] = {
             ReadClaimedPods: self._read_claimed,
             PostClaims: self._post_claims,
             ReadGangs: self._read_gangs,
@@ -139,7 +139,7 @@ class PodReports:
             PostReport: self._post_report,
         }
 
-    def carry_out(self, instruction: OnServer) -> Event | None:
+    def carry_out(self, instruction: OnServer) -> AgentEvent | None:
         """Carry out an instruction, and return the event that answers it, if one does."""
         return self._actions[type(instruction)](instruction)
 
@@ -163,11 +163,11 @@ class PodReports:
 
     # --- claims ---------------------------------------------------------------------------------
 
-    def _read_claimed(self, instruction: ReadClaimedPods) -> Event:
+    def _read_claimed(self, instruction: ReadClaimedPods) -> AgentEvent:
         pods = pods_of(instruction.pods, self._store.get_many("Pod", instruction.pods))
         return ClaimedPodsRead(now_ms=monotonic_ms(), pods=pods)
 
-    def _post_claims(self, instruction: PostClaims) -> Event:
+    def _post_claims(self, instruction: PostClaims) -> AgentEvent:
         asked_at = monotonic_ms()
         posted: list[tuple[StartClaim, str, str]] = []
         answers: list[ClaimAnswer] = []
@@ -214,7 +214,7 @@ class PodReports:
             for (claim, _, name), renewal in zip(claims, renewals, strict=True)
         ]
 
-    def _read_gangs(self, instruction: ReadGangs) -> Event:
+    def _read_gangs(self, instruction: ReadGangs) -> AgentEvent:
         found = self._store.get_many("PodGroup", instruction.groups)
         groups = {key: one for key, one in found.items() if isinstance(one, PodGroup)}
         # After the groups: a gang that is complete then may have lost a pod by now.
@@ -229,7 +229,7 @@ class PodReports:
         )
         self._files.write(run)
 
-    def _renew(self, instruction: RenewLeases) -> Event:
+    def _renew(self, instruction: RenewLeases) -> AgentEvent:
         attempts, asked_at = instruction.attempts, monotonic_ms()
         try:
             renewals = self._store.alive.renew_all(self._node, attempts, self._lease_ms)
@@ -252,7 +252,7 @@ class PodReports:
             if run is not None and run.token and run.outcome is None:
                 self._store.alive.put_token(self._node, attempt, run.token)
 
-    def _read_stops(self, instruction: ReadStops) -> Event:
+    def _read_stops(self, instruction: ReadStops) -> AgentEvent:
         renewals = self._store.alive.look(instruction.attempts)
         return StopsRead(now_ms=monotonic_ms(), answers=answers_of(instruction.attempts, renewals))
 
@@ -261,7 +261,7 @@ class PodReports:
 
     # --- ends -----------------------------------------------------------------------------------
 
-    def _report_ends(self, instruction: ReportEnds) -> Event:
+    def _report_ends(self, instruction: ReportEnds) -> AgentEvent:
         ends = [AttemptEnd(report=end.report, result=end.result) for end in instruction.ends]
         attempts = tuple(PodAttempt(one.report.pod, one.report.attempt) for one in ends)
         for attempt in attempts:
@@ -283,11 +283,11 @@ class PodReports:
             lambda stream, data: self._store.append_log(self._node, uid, number, stream, data),
         )
 
-    def _read_ended(self, instruction: ReadEndedPods) -> Event:
+    def _read_ended(self, instruction: ReadEndedPods) -> AgentEvent:
         pods = pods_of(instruction.pods, self._store.get_many("Pod", instruction.pods))
         return EndedPodsRead(now_ms=monotonic_ms(), pods=pods)
 
-    def _read_due(self, instruction: ReadDueEnds) -> Event:
+    def _read_due(self, instruction: ReadDueEnds) -> AgentEvent:
         attempts = instruction.attempts
         # Before the pods: a claim that is applied in between then shows in one of the two.
         posted = self._posted() if instruction.is_unexplained else frozenset()
@@ -322,7 +322,7 @@ class PodReports:
             return None
         return EndRecord(outcome=run.outcome, result=run.result, hands_over=run.hands_over)
 
-    def _conclude(self, instruction: ConcludeEnds) -> Event:
+    def _conclude(self, instruction: ConcludeEnds) -> AgentEvent:
         for attempt in instruction.unsent:
             self._send_unsent(attempt)
             record = self.record_of(attempt)
@@ -342,7 +342,7 @@ class PodReports:
 
     # --- a restarted server ---------------------------------------------------------------------
 
-    def _read_running(self, instruction: ReadRunningPods) -> Event:
+    def _read_running(self, instruction: ReadRunningPods) -> AgentEvent:
         # The server may have lost them.
         self._keep_tokens(instruction.attempts)
         runs = [self._files.read(one.pod, one.attempt) for one in instruction.attempts]

@@ -25,6 +25,7 @@ from batchq.errors import StoreUnavailable
 from batchq.worker.agent.messages import (
     LOCAL,
     TIMERS,
+    AgentEvent,
     AttemptAnswer,
     ClaimedPodsRead,
     ClaimsApplied,
@@ -42,7 +43,6 @@ from batchq.worker.agent.messages import (
     EndsDue,
     EndsReported,
     EnqueuePods,
-    Event,
     FencedAttempts,
     ForgetPods,
     FormerPodsFound,
@@ -133,7 +133,7 @@ class AgentState:
         #: The run of the server that knows everything that runs here; empty for none.
         self.known_to = ""
         self._runs_posted_at: dict[PodAttempt, int] = {}
-        self._handlers: Mapping[type[Event], Callable[[Any], Instructions]] = {
+        self._handlers: Mapping[type[AgentEvent], Callable[[Any], Instructions]] = {
             PodsDelivered: self._on_delivery,
             ClaimsDue: self._check_claims,
             ClaimsApplied: self._on_claims_applied,
@@ -206,7 +206,7 @@ class AgentState:
 
     # --- events ---------------------------------------------------------------------------------
 
-    def handle(self, event: Event) -> Instructions:
+    def handle(self, event: AgentEvent) -> Instructions:
         """Return the instructions that follow from an event. Raise InvalidMove."""
         now_ms = event.now_ms
         if not isinstance(event, TIMERS):
@@ -216,7 +216,9 @@ class AgentState:
             raise InvalidMove(f"the agent knows no event {event!r}")
         return handler(event)
 
-    def drive(self, event: Event, carry_out: Callable[[Instruction], Event | None]) -> None:
+    def drive(
+        self, event: AgentEvent, carry_out: Callable[[Instruction], AgentEvent | None]
+    ) -> None:
         """Handle an event, have every instruction carried out, and handle the answers.
 
         `carry_out` returns the event that answers an instruction, if one does, and raises

@@ -21,11 +21,11 @@ from batchq.errors import StoreUnavailable
 from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
 from batchq.worker.agent.messages import (
+    AgentEvent,
     ClaimsDue,
     ClaimsPosted,
     DeclinePod,
-    Delivery,
-    Event,
+    DeliveredPod,
     Instruction,
     LeasesDue,
     PodsDelivered,
@@ -103,7 +103,7 @@ class Node:
         raise AssertionError("nothing was decided")
 
     def deliver(self, stored: Pod | None = None) -> None:
-        delivery = Delivery(attempt=HERE, pod=stored)
+        delivery = DeliveredPod(attempt=HERE, pod=stored)
         self.handle(PodsDelivered(now_ms=self.now_ms, deliveries=(delivery,)))
 
     def check(self) -> Answer | None:
@@ -116,10 +116,10 @@ class Node:
     def drain(self) -> None:
         self.handle(SignalsReceived(now_ms=self.now_ms, count=1))
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: AgentEvent) -> None:
         self.agent.drive(event, self._carry_out)
 
-    def _carry_out(self, instruction: Instruction) -> Event | None:
+    def _carry_out(self, instruction: Instruction) -> AgentEvent | None:
         if isinstance(instruction, StartPod | DeclinePod):
             self.answer = instruction
             return None

@@ -557,9 +557,8 @@ def _offers(home: Home, url: str, options: UpOptions) -> dict[str, str]:
 
 
 def _machine() -> dict[str, int]:
-    """Return what this machine has, without devices that have failed."""
-    devices = [one for one in find_devices().devices if not one.trouble]
-    return {**detect_resources(), **amounts_of(devices)}
+    """Return what this machine has, also devices that have failed: they may come back."""
+    return {**detect_resources(), **amounts_of(find_devices().devices)}
 
 
 def _refuse_to_end_anothers(home: Home, records: Sequence[Record], url: str) -> None:

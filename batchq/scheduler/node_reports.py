@@ -17,7 +17,7 @@ from types import MappingProxyType
 import msgspec
 from msgspec import Struct
 
-from batchq.api.devices import MOST_DEVICES, devices_in, is_device_id
+from batchq.api.devices import LOCKED, MOST_DEVICES, decode_devices, devices_in, is_device_id
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodPhase
 from batchq.api.node_report import (
     AGENT_ANNOTATION,
@@ -57,6 +57,8 @@ from batchq.ports import IdSource, Store
 _set = msgspec.structs.replace
 #: Longest reason of an agent's `Leaves`, in characters; describe shows it on one line.
 _LONGEST_LEAVE_REASON = 1_000
+#: Events about devices in one report; a node may send anything.
+_MOST_DEVICE_EVENTS = 16
 _NO_PODS: Mapping[str, Pod] = MappingProxyType({})
 
 
@@ -455,15 +457,34 @@ def serves(
         # No agent of ours offers that; the store would raise it as a bug of the scheduler.
         return Superseded()
     amounts = capacity_of(node)
-    # Only a description of its devices may have changed.
+    # Only the description of its devices may have changed.
     is_news = before is None or not before.status.ready or before.spec != node.spec
+    ready = (Event(kind="Node", key=name, reason="Ready", at=now_ms),) if is_news else ()
     return Transaction(
         subject=name,
         writes=(_write_node(before, node),),
         charges=(Charge(holder=f"node:{name}", scopes=(CAPACITY,), amounts=amounts),),
         limits=(Limit(scope=node_scope(name), amounts=amounts),),
-        events=(Event(kind="Node", key=name, reason="Ready", at=now_ms),) if is_news else (),
+        events=(*ready, *_device_events(meta, node, now_ms)),
     )
+
+
+def _device_events(before: Metadata, node: Node, now_ms: int) -> list[Event]:
+    """Return what is new about the condition of a node's devices."""
+    known = {one.id: one.trouble for one in decode_devices(before.annotations)}
+    events: list[Event] = []
+    for one in decode_devices(node.metadata.annotations):
+        if one.trouble == known.get(one.id, "") or LOCKED in (one.trouble, known.get(one.id)):
+            continue
+        event = Event(
+            kind="Node",
+            key=node.metadata.name,
+            reason="DeviceUnhealthy" if one.trouble else "DeviceHealthy",
+            message=f"device {one.index} ({one.id})" + (f": {one.trouble}" if one.trouble else ""),
+            at=now_ms,
+        )
+        events.append(event)
+    return events[:_MOST_DEVICE_EVENTS]
 
 
 def _is_valid(node: Node) -> bool:

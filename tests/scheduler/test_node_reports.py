@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from batchq.api.devices import DEVICES_ANNOTATION, LOCKED, Device, encode_devices
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.node_report import Ended, Leaves, NodeReport, PodOutcome, Runs, Serves, StartClaim
 from batchq.api.objects import Launch, Node, Pod, PodGroup, PodGroupStatus, Taint
 from batchq.api.transaction import Charge, Transaction, Write, fence_of
+from batchq.scheduler import node_reports
 from batchq.scheduler.node_reports import (
     NodeReportProcessor,
     PostedReport,
@@ -418,3 +420,43 @@ def test_an_attempt_that_the_server_had_forgotten_records_its_devices_again() ->
     group, pod = asking({"gpu": 1000}, PodPhase.BOUND)
     found = Runs(pod="g-1-0", attempt=1, author="horse", started_at=5, devices=("GPU-a",))
     assert recorded(runs(pod, group, "n1", found)) == ("GPU-a",)
+
+
+def serving(*devices: Device) -> Serves:
+    annotations = {DEVICES_ANNOTATION: encode_devices(devices)}
+    return Serves(agent="h:1:1", resources={"cpu": 1000}, annotations=annotations)
+
+
+def events_after(before: Serves | None, after: Serves) -> list[tuple[str, str]]:
+    """Return the events of a report about a node, as reasons and messages."""
+    node = None
+    if before is not None:
+        first = node_reports.serves(None, "n1", before, now_ms=0)
+        assert isinstance(first, Transaction)
+        node = first.writes[0].value
+        assert isinstance(node, Node)
+    found = node_reports.serves(node, "n1", after, now_ms=1)
+    assert isinstance(found, Transaction)
+    return [(event.reason, event.message) for event in found.events]
+
+
+HEALTHY = Device(index=3, id="GPU-d")
+DEAD = Device(index=3, id="GPU-d", trouble="GPU is lost")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "events"),
+    [
+        (None, HEALTHY, [("Ready", "")]),
+        (None, DEAD, [("Ready", ""), ("DeviceUnhealthy", "device 3 (GPU-d): GPU is lost")]),
+        (HEALTHY, DEAD, [("DeviceUnhealthy", "device 3 (GPU-d): GPU is lost")]),
+        (DEAD, HEALTHY, [("DeviceHealthy", "device 3 (GPU-d)")]),
+        (HEALTHY, Device(index=3, id="GPU-d", busy_percent=50), []),
+        (HEALTHY, Device(index=3, id="GPU-d", trouble=LOCKED), []),
+    ],
+)
+def test_the_condition_of_a_device_is_an_event_when_it_changes(
+    before: Device | None, after: Device, events: list[tuple[str, str]]
+) -> None:
+    former = None if before is None else serving(before)
+    assert events_after(former, serving(after)) == events

@@ -120,11 +120,21 @@ def _group_fields(group: PodGroup, view: GroupView, now_ms: int) -> list[tuple[s
         ("Suspended", "yes" if spec.suspend else ""),
         ("Admissions", str(group.status.admission)),
         ("Pods", _pods_in_words(view)),
+        ("Topology", _topology(group)),
         ("Launch", _launch(group, view)),
         ("Claim", _claim(group)),
         ("Reserves", describe_amounts(view.request)),
         ("Charged", tables.listed(group.status.charge)),
     ]
+
+
+def _topology(group: PodGroup) -> str:
+    """Return the labels that a group requires or prefers, with the values chosen for it."""
+    chosen = group.status.domain
+    return ", ".join(
+        f"{label} {mode}" + (f" ({chosen[label]})" if chosen.get(label) else "")
+        for label, mode in group.spec.topology.items()
+    )
 
 
 def _launch(group: PodGroup, view: GroupView) -> str:

@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 
 from batchq.api import notation
 from batchq.api import notation as names
+from batchq.api.containers import with_runtime_labels
 from batchq.api.notation import Entry, Malformed, Path, Unfold, fields_of, mapping_at, shown
 from batchq.api.objects import (
     API_VERSION,
@@ -113,6 +114,7 @@ def _decode(data: object) -> Object:
             parts[part] = _part(kind, part, manifest.get(part), metadata)
     build: Callable[..., Object] = KINDS[kind]
     obj = _with_untyped(build(**parts))
+    obj = with_runtime_labels(obj) if isinstance(obj, PodGroup) else obj
     _check_names(obj)
     return obj
 

@@ -194,6 +194,21 @@ class Toleration(Value, frozen=True):
     effect: str = ""
 
 
+RuntimeName: TypeAlias = Literal["bwrap", "apptainer", "enroot", "podman"]
+
+
+class Container(Value, frozen=True):
+    """What a pod's command runs in: an image, or, without one, the files of its node.
+
+    `mounts` are `SRC[:DST][:ro]`. `isolate` hides the node's devices but those of the pod.
+    """
+
+    image: str = ""
+    runtime: Literal["auto"] | RuntimeName = "auto"
+    mounts: tuple[str, ...] = ()
+    isolate: tuple[Literal["devices"], ...] = ()
+
+
 class PodTemplate(Value, frozen=True):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
@@ -203,6 +218,9 @@ class PodTemplate(Value, frozen=True):
     kwargs: dict[str, msgspec.Raw] = {}
     env: dict[str, str] = {}
     working_dir: str = ""
+    #: A folder with a virtual environment or a conda environment, which is active in the pod.
+    env_activate: str = ""
+    container: Container | None = None
     requests: Amounts = {}
     node_selector: dict[str, str] = {}
     #: Names of the only nodes that may take its pods, if any, and of nodes that may not.

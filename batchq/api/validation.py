@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from batchq.api.containers import container_problems
 from batchq.api.devices import MIG, WHOLE
 from batchq.api.manifest import MOST_ARGUMENT_BYTES, argument_bytes, check_names, function_problem
 from batchq.api.notation import counted, qualified_problem, shown
@@ -334,6 +335,7 @@ def _template_problems(template: PodTemplate, path: str) -> Iterator[str]:
     yield from _at_most(f"{path}.command, in bytes", command_bytes, MOST_COMMAND_BYTES)
     yield from _function_problems(template, path)
     yield from _node_problems(template, path)
+    yield from container_problems(template, path)
     yield from _at_most(f"{path}.env", len(template.env), MOST_VARIABLES)
     yield from _at_most(f"{path}.env, in bytes", _bytes_of(template.env), MOST_ENV_BYTES)
     for name in template.env:

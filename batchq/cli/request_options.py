@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from batchq.api.containers import RUNTIMES
 from batchq.api.notation import shown
 from batchq.api.objects import Object, PodGroup
 from batchq.api.validation import MOST_PORTS, MOST_PROCESSES
@@ -158,6 +159,38 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         callback=_as_topology,
         help="Place all pods on nodes with one value of this label, such as rack; or try that "
         "first, if preferred. Repeatable.",
+    ),
+    click.option(
+        "--env-activate",
+        default="",
+        metavar="PATH",
+        help="Run in the virtual environment or conda environment of this folder.",
+    ),
+    click.option(
+        "--image",
+        default="",
+        metavar="IMAGE",
+        help="Run in a container: a folder, or an image of apptainer, enroot or podman.",
+    ),
+    click.option(
+        "--runtime",
+        type=click.Choice(("auto", *RUNTIMES)),
+        default="auto",
+        show_default=True,
+        help="What starts the container; auto goes by the image.",
+    ),
+    click.option(
+        "--mount",
+        "mounts",
+        multiple=True,
+        metavar="SRC[:DST][:ro]",
+        help="A file or folder of the node for the container; repeatable.",
+    ),
+    click.option(
+        "--isolate",
+        multiple=True,
+        type=click.Choice(("devices",)),
+        help="Hide the devices of the node that the pod has not requested.",
     ),
     click.option(
         "-N", "--replicas", type=click.IntRange(min=1), help="How many pods.  [default: 1]"
@@ -333,6 +366,7 @@ OF_REQUEST = (
     *("function", "array"),
     *("walltime", "grace", "priority_class", "env", "after", "gates", "suspend", "retries"),
     *("external", "api_token", "launch", "ports", "processes", "dialect", "warn"),
+    *("env_activate", "image", "runtime", "mounts", "isolate"),
 )
 
 

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from batchq.api import manifest
+from batchq.api.containers import with_runtime_label
 from batchq.api.devices import gpu_request
 from batchq.api.notation import (
     LABEL_MOST,
@@ -32,6 +33,7 @@ from batchq.api.notation import (
 from batchq.api.objects import (
     DEFAULT,
     KINDS,
+    Container,
     Dependency,
     Launch,
     Metadata,
@@ -189,6 +191,11 @@ class Request(Struct, frozen=True, kw_only=True):
     dialect: str | None = None
     warn: str | None = None
     working_dir: str | os.PathLike[str] | None = None
+    env_activate: str | os.PathLike[str] = ""
+    image: str = ""
+    runtime: str = "auto"
+    mounts: Sequence[str] = ()
+    isolate: Sequence[str] = ()
 
 
 #: The first argument of `Client.submit`: a group, its manifest, or what its pods run.
@@ -334,12 +341,14 @@ def _template(request: Request) -> PodTemplate:
             f"command: expected a list of words, found the string {request.command[:80]!r}",
             hint='as in ["python3", "train.py"]; for a shell: ["sh", "-c", "…"]',
         )
-    return PodTemplate(
+    template = PodTemplate(
         command=tuple(request.command),
         function=name_of(request.function),
         **arguments_of(request.args, request.kwargs),
         env=dict(request.env),
         working_dir=_working_dir(request),
+        env_activate=str(Path(request.env_activate).absolute()) if request.env_activate else "",
+        container=_container(request),
         termination_grace=(
             PodTemplate().termination_grace
             if request.grace is None
@@ -350,6 +359,23 @@ def _template(request: Request) -> PodTemplate:
         nodes=one_or_more(request.nodes),
         exclude_nodes=one_or_more(request.exclude_nodes),
     )
+    return with_runtime_label(template)
+
+
+def _container(request: Request) -> Container | None:
+    mounts, isolate = one_or_more(request.mounts), one_or_more(request.isolate)
+    if not (request.image or mounts or isolate or request.runtime != "auto"):
+        return None
+    given = {
+        "image": request.image,
+        "runtime": request.runtime,
+        "mounts": mounts,
+        "isolate": isolate,
+    }
+    try:
+        return msgspec.convert(given, Container)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"runtime or isolate: {error}") from None
 
 
 #: What --launch accepts, and the style that it means.

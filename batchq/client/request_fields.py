@@ -258,6 +258,11 @@ _READ: dict[str, Reading] = {
     "dialect": _text,
     "warn": _text,
     "working_dir": _path,
+    "env_activate": _path,
+    "image": _text,
+    "runtime": _text,
+    "mounts": _names,
+    "isolate": _names,
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from batchq.api.objects import Object, PodGroup
+from batchq.api.objects import Container, Object, PodGroup
 from batchq.client import Client, Request
 from batchq.client.requests import RecentQueues
 from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, Rejected, UsageError
@@ -43,6 +43,8 @@ def test_a_command_becomes_a_group(stage: Stage) -> None:
         nodes=["n1", "n2"],
         exclude_nodes=["n3"],
         topology={"zone": "required", "rack": "preferred"},
+        image="/i/torch.sif",
+        mounts="/data:ro",
         replicas=4,
         min_member=2,
         walltime="2h",
@@ -60,7 +62,8 @@ def test_a_command_becomes_a_group(stage: Stage) -> None:
         "licence": 3000,
     }
     assert task.template.env == {"SEED": "7"}
-    assert task.template.node_selector == {"pool": "gpu"}
+    assert task.template.container == Container(image="/i/torch.sif", mounts=("/data:ro",))
+    assert task.template.node_selector == {"pool": "gpu", "batchq/runtime-apptainer": "yes"}
     assert (task.template.nodes, task.template.exclude_nodes) == (("n1", "n2"), ("n3",))
     assert group.spec.topology == {"zone": "required", "rack": "preferred"}
     assert task.template.working_dir == "/data"

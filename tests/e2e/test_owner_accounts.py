@@ -29,6 +29,7 @@ from batchq.api.objects import Pod
 from batchq.client import Client
 from batchq.client.access_control import Actor, Delegate
 from batchq.worker.host.cgroup import PodCgroup, Unusable, own_cgroup
+from batchq.worker.host.runtimes import runtime_labels
 from tests.e2e.machine import QUICK, QUICK_AGENT, group, phase, pods_of, until
 from tests.harness.server import Server
 from tests.harness.terminals import Terminal
@@ -366,6 +367,19 @@ def test_a_function_runs_as_its_owner_and_may_read_its_token(site: Site, client:
     site.submit("alice", "token", *shell("stat -c '%U %a' $BATCHQ_TOKEN_FILE"), token="self")
     assert site.ended(client, "token").status.exit_code == 0
     assert site.output(client, "token") == f"{ALICE} 600"
+
+
+def test_a_container_runs_as_the_owner(site: Site, client: Client) -> None:
+    if runtime_labels()["batchq/runtime-bwrap"] != "yes":
+        pytest.skip("bubblewrap is not installed, or this machine forbids what it needs")
+    site.start_agent()
+    container = {"isolate": ["devices"]}
+    script = shell("id -un; ls /dev", "cat /proc/self/status | grep CapEff")
+    site.submit("alice", "inside", *script, container=container)
+    assert site.ended(client, "inside").status.exit_code == 0
+    lines = site.output(client, "inside").splitlines()
+    assert (lines[0], lines[-1]) == (ALICE, "CapEff:\t0000000000000000")
+    assert "mem" not in lines
 
 
 def test_a_folder_that_the_owner_may_not_enter_is_named(site: Site, client: Client) -> None:

@@ -12,6 +12,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
 from batchq.api.transaction import Charge, Transaction, Write
 from batchq.worker.agent.node import agent_pid, default_slots
+from batchq.worker.host.runtimes import runtime_labels
 from batchq.worker.workhorse.run_file import RunFiles
 from tests.daemon.waiting import until
 from tests.harness.proxy import ControlledProxy
@@ -29,7 +30,11 @@ def test_an_agent_makes_its_machine_a_ready_node_with_its_capacity(stage: Stage)
     )
     node = _node(stage)
     assert node.spec.resources == {"cpu": 4000, "memory": 8589934592, "pods": 110_000}
-    assert node.metadata.labels == {"disk": "fast", "batchq/containment": "subreaper"}
+    assert node.metadata.labels == {
+        "disk": "fast",
+        "batchq/containment": "subreaper",
+        **runtime_labels(),
+    }
     assert node.metadata.annotations["batchq/protocol"] == "3"
     assert node.spec.taints[0].key == "own"
     assert node.status.heartbeat is not None

@@ -36,7 +36,7 @@ from batchq.api.node_report import (
 )
 from batchq.api.objects import Taint
 from batchq.api.times import HOUR, SECOND
-from batchq.api.transaction import CONTAINMENT_LABEL, LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
+from batchq.api.transaction import LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.errors import StoreUnavailable
 from batchq.store import codec
 from batchq.store.link import is_damaged, is_forbidden
@@ -88,7 +88,7 @@ from batchq.worker.agent.pod_states import Paces, patience_ms
 from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
 from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener
-from batchq.worker.host import containment, processes
+from batchq.worker.host import containment, processes, runtimes
 from batchq.worker.host.accounts import PodAccounts, announced
 from batchq.worker.host.containment import Containment
 from batchq.worker.host.device_pool import own_devices
@@ -242,7 +242,7 @@ class Agent:
         offer = NodeOffer(
             name=settings.node,
             resources=self._offered(),
-            labels={**settings.labels, CONTAINMENT_LABEL: str(self._boundary.kind)},
+            labels={**settings.labels, **self._boundary.labels(), **runtimes.runtime_labels()},
             taints=settings.taints,
             annotations={
                 MEMORY_LIMIT_ANNOTATION: self._enforcement.kind,

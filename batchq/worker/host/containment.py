@@ -22,6 +22,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from batchq.api.transaction import CONTAINMENT_LABEL
 from batchq.errors import UsageError
 from batchq.system import structlog
 from batchq.worker.host import cgroup, pid_namespace
@@ -54,6 +55,10 @@ class Boundary(Struct, frozen=True, kw_only=True):
     base: Path | None = None
     #: Distinguishes this agent's cgroups from those of other agents below the same base.
     mark: str = ""
+
+    def labels(self) -> dict[str, str]:
+        """Return the label by which a node says what its containment is."""
+        return {CONTAINMENT_LABEL: str(self.kind)}
 
     def of_horse(self, pid: int) -> PodCgroup | None:
         """Return the cgroup of a work-horse, whether it exists or not; None without a base."""

@@ -217,6 +217,17 @@ def lineage(pid: int) -> list[int]:
     return []
 
 
+def members_of_group(group: int) -> list[int]:
+    """Return the processes of a process group except its leader."""
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208 - faster
+        if name.isdigit() and name != str(group):
+            with suppress(ProcessLookupError):
+                if os.getpgid(int(name)) == group:
+                    found.append(int(name))
+    return found
+
+
 def send(pid: int, sent: signal.Signals) -> None:
     """Send a signal; do nothing if the process is gone or may not be signalled."""
     with suppress(ProcessLookupError, PermissionError):

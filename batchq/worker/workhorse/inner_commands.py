@@ -19,12 +19,14 @@ import msgspec
 from msgspec import Struct
 
 from batchq.api.exec_session import SIGNALS, ExecEnd
+from batchq.api.objects import Container
 from batchq.system import structlog
 from batchq.worker.agent.messages import StartPod
 from batchq.worker.host.containment import Enclosure
 from batchq.worker.host.node_resources import ProcessBounds
 from batchq.worker.host.privileges import Account
 from batchq.worker.host.processes import is_readable
+from batchq.worker.workhorse.container_commands import ContainerHost, PodProgram, contained
 from batchq.worker.workhorse.guard import Guard, GuardPost
 from batchq.worker.workhorse.process import NotStarted, send_to_group, start_inner
 
@@ -64,6 +66,8 @@ class PodInterior(Struct, frozen=True, kw_only=True):
 
     environment: Mapping[str, str]
     working_dir: str
+    container: Container | None
+    host: ContainerHost | None
     bounds: ProcessBounds
     enclosure: Enclosure
     post: GuardPost | None
@@ -136,10 +140,12 @@ class InnerCommands:
         environment = dict(interior.environment)
         if order.has_terminal and order.term:
             environment["TERM"] = order.term
+        plain = PodProgram(argv=order.argv, environment=environment, folder=interior.working_dir)
+        runs = contained(plain, interior.container, interior.host)
         process = start_inner(
-            order.argv,
-            environment,
-            interior.working_dir,
+            runs.argv,
+            runs.environment,
+            runs.folder,
             stdio,
             bounds=interior.bounds,
             enclosure=interior.enclosure,

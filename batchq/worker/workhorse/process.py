@@ -88,9 +88,16 @@ class Command:
     """A running command; owned by the work-horse's supervision loop."""
 
     def __init__(
-        self, started: Started, guard: Guard, bounds: ProcessBounds, enclosure: Enclosure
+        self,
+        started: Started,
+        guard: Guard,
+        bounds: ProcessBounds,
+        enclosure: Enclosure,
+        *,
+        spares_leader: bool = False,
     ) -> None:
         self._started = started
+        self._spares_leader = spares_leader
         self._guard = guard
         self._bounds = bounds
         self._enclosure = enclosure
@@ -124,8 +131,12 @@ class Command:
         return self.read(descriptor, reads=_READS_AT_END)
 
     def send(self, sent: signal.Signals) -> None:
-        """Send a signal to the whole process group."""
-        send_to_group(self.group, sent)
+        """Send a signal to the whole process group, without its leader if that is to be spared."""
+        others = processes.members_of_group(self.group) if self._spares_leader else []
+        for pid in others:
+            processes.send(pid, sent)
+        if not others:
+            send_to_group(self.group, sent)
 
     def allow_until(self, at_ms: int) -> None:
         """Let the guard kill the group at this instant, unless a later one follows."""
@@ -190,9 +201,11 @@ def start(
     starter: Starter | None = None,
     enclosure: Enclosure | None = None,
     account: Account | None = None,
+    spares_leader: bool = False,
 ) -> Command:
     """Start `argv` in its own process group, within `bounds`, with `stdin`, and under `account` if
-    one is given.
+    one is given. `spares_leader`: the first process only waits for the others, and gets no signal
+    to stop.
 
     The guard (of the agent's `post`, if there is one) kills the group at `until_ms` unless it is
     allowed more time, because this process may be stopped at any line. `starter` is tried first if
@@ -234,7 +247,7 @@ def start(
         if entrance is not None:
             os.close(entrance)
     guard.watch_over(started.pid)
-    return Command(started, guard, bounds, enclosure)
+    return Command(started, guard, bounds, enclosure, spares_leader=spares_leader)
 
 
 def _started(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import select
+import shutil
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,8 +23,9 @@ from signal import Signals as Signal
 import msgspec
 from msgspec import Struct, structs
 
+from batchq.api.containers import runtime_of
 from batchq.api.node_report import PodAttempt, Runs
-from batchq.api.objects import Pod, PodGroup, StopWarning, Task
+from batchq.api.objects import Container, Pod, PodGroup, PodTemplate, StopWarning, Task
 from batchq.api.reasons import Leaving
 from batchq.api.tokens import digest_of_secret, token_text
 from batchq.api.transaction import fence_of
@@ -34,16 +36,23 @@ from batchq.store.redis import RedisStore, Renewal
 from batchq.system import structlog
 from batchq.worker.agent.messages import StartPod
 from batchq.worker.agent.node import agent_pid, withdraw
-from batchq.worker.host import processes
+from batchq.worker.host import privileges, processes
 from batchq.worker.host.accounts import NoAccount, PodAccounts
 from batchq.worker.host.containment import OF_CHILDREN, Boundary, Enclosure
 from batchq.worker.host.device_pool import inherited_locks
 from batchq.worker.host.node_resources import NOTHING_ENFORCED, UNBOUNDED, Enforcement
-from batchq.worker.host.privileges import Account
+from batchq.worker.host.privileges import Account, Capability
 from batchq.worker.host.processes import Signals
+from batchq.worker.host.runtimes import device_nodes
 from batchq.worker.rendezvous import launch_environment, unreachable
 from batchq.worker.rq_delivery import entry_point
 from batchq.worker.workhorse import process, reporter
+from batchq.worker.workhorse.container_commands import (
+    ContainerHost,
+    PodProgram,
+    activated,
+    contained,
+)
 from batchq.worker.workhorse.guard import GuardPost
 from batchq.worker.workhorse.inner_commands import (
     InnerCommands,
@@ -327,16 +336,23 @@ class WorkHorse:
 
     def _run_program(self, program: Program, task: Task, lease: Lease) -> PodOutcome | None:
         pod, group = self._pod, self._group
-        # A process that forks the functions of one account must not fork those of another.
-        functions = self._harness.functions if self._account is None else None
+        # A process that forks the functions of one account must not fork those of another, and it
+        # has the agent's own interpreter.
+        functions = self._harness.functions
+        if self._account is not None or task.template.env_activate or task.template.container:
+            functions = None
         try:
             launch = self._launch_environment(pod, group)
             environment = self._environment(pod, group, task, launch)
             environment |= self._access_to_api(group)
+            plain = self._activated(program, task.template, environment)
+            container = task.template.container
+            host = self._container_host(container, environment)
+            runs = contained(plain, container, host)
             command = process.start(
-                program.argv,
-                environment,
-                task.template.working_dir,
+                runs.argv,
+                runs.environment,
+                runs.folder,
                 stdin=program.stdin,
                 bounds=self._bounds,
                 until_ms=lease.guarded_until,
@@ -344,14 +360,17 @@ class WorkHorse:
                 starter=functions.fork if functions and program.is_function else None,
                 enclosure=self._harness.enclosure,
                 account=self._account,
+                spares_leader=runs.spares_leader,
             )
         except process.NotStarted as failure:
             process.end_cgroup(self._bounds)
             return failure.outcome
         self._write_run_file(group=command.group, started_at=pod.status.started_at or 0)
         interior = PodInterior(
-            environment=environment,
+            environment=plain.environment,
             working_dir=task.template.working_dir,
+            container=container,
+            host=host,
             bounds=self._bounds,
             enclosure=self._harness.enclosure or Enclosure(),
             post=self._harness.post,
@@ -363,6 +382,44 @@ class WorkHorse:
         outcome, result = program.resolve(outcome)
         self._run = msgspec.structs.replace(self._run, result=result)
         return outcome
+
+    def _activated(
+        self, program: Program, template: PodTemplate, environment: Mapping[str, str]
+    ) -> PodProgram:
+        """Return the program in its environment of Python, if it names one. Raises NotStarted."""
+        argv, folder = program.argv, template.env_activate
+        if folder:
+            # The account of the pod may enter folders that the agent may not.
+            with privileges.raised(Capability.DAC_READ_SEARCH):
+                is_there = os.path.isdir(f"{folder}/bin")  # noqa: PTH112 - never raises
+                is_conda = os.path.isdir(f"{folder}/conda-meta")  # noqa: PTH112
+            if not is_there:
+                message = f"envActivate {folder} is no environment on this node: it has no bin"
+                raise process.NotStarted(PodOutcome(exit_code=NOT_EXECUTABLE, message=message))
+            environment = activated(environment, folder, is_conda=is_conda)
+            if program.is_function:
+                argv = (f"{folder}/bin/python", *argv[1:])
+        return PodProgram(argv=argv, environment=environment, folder=template.working_dir)
+
+    def _container_host(
+        self, container: Container | None, environment: Mapping[str, str]
+    ) -> ContainerHost | None:
+        """Return what this node gives to the pod's container; None without one.
+
+        Raises NotStarted.
+        """
+        if container is None:
+            return None
+        name = runtime_of(container)
+        if path := shutil.which(name):
+            return ContainerHost(
+                program=path,
+                run_dir=str(self._harness.run_dir),
+                nodes=device_nodes(environment),
+                gpus=tuple(filter(None, environment.get("BATCHQ_GPU_UUIDS", "").split(","))),
+            )
+        message = f"its container needs {name}, which this node does not have"
+        raise process.NotStarted(PodOutcome(exit_code=NOT_EXECUTABLE, message=message))
 
     def _access_to_api(self, group: PodGroup) -> dict[str, str]:
         """Return the variables by which the pod finds the HTTP API and its token, if its group asks

@@ -1,0 +1,185 @@
+"""How each runtime starts the command of a pod, and how an environment of Python is activated.
+
+Pure functions from what a pod runs to what is executed instead. The runtime's process leads the
+pod's process group, like any command, so limits, signals and the end of a pod work as without a
+container; `spares_leader` is for a runtime whose own process would end on a signal to the group
+before the pod has obeyed it.
+
+Network, IPC and pids are those of the node: the pods of a gang talk to each other by addresses,
+shared memory and CUDA's IPC.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from batchq.api.containers import ContainerMount, mount_of, runtime_of
+from batchq.api.objects import Container
+
+#: Variables that an image sets for itself.
+_OF_IMAGE = frozenset({"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "SHELL"})
+_INDICES = re.compile(r"[0-9]+(,[0-9]+)*")
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+#: Folders that programs expect, and of which an image has only the mount points.
+_SYSTEM = ("/proc", "/sys")
+_NAMES = ("/etc/resolv.conf", "/etc/hosts", "/etc/passwd", "/etc/group")
+
+
+class PodProgram(Struct, frozen=True, kw_only=True):
+    """What is executed for a pod: `argv` in an environment and a folder."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    folder: str
+    spares_leader: bool = False
+
+
+class ContainerHost(Struct, frozen=True, kw_only=True):
+    """What a node gives to a container.
+
+    `program` is the path of the runtime. `run_dir` holds the files that the pod reads. `nodes` are
+    the device nodes that the pod may use, and `gpus` the ids of its GPUs.
+    """
+
+    program: str
+    run_dir: str = ""
+    nodes: Sequence[str] = ()
+    gpus: Sequence[str] = ()
+
+
+def contained(
+    program: PodProgram, container: Container | None, host: ContainerHost | None
+) -> PodProgram:
+    """Return how the container's runtime executes a program; without one, the program itself."""
+    if container is None or host is None:
+        return program
+    match runtime_of(container):
+        case "bwrap":
+            return _by_bwrap(program, container, host)
+        case "apptainer":
+            return _by_apptainer(program, container, host)
+        case "enroot":
+            return _by_enroot(program, container, host)
+        case "podman":
+            return _by_podman(program, container, host)
+
+
+def activated(environment: Mapping[str, str], folder: str, *, is_conda: bool) -> dict[str, str]:
+    """Return an environment in which that of the folder is active, as after `activate`.
+
+    The scripts that conda packages run at an activation are not run.
+    """
+    found = {name: value for name, value in environment.items() if name != "PYTHONHOME"}
+    path = found.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+    found["PATH"] = f"{folder}/bin:{path}"
+    if not is_conda:
+        return found | {"VIRTUAL_ENV": folder}
+    name = folder.rstrip("/").rpartition("/")[2]
+    return found | {"CONDA_PREFIX": folder, "CONDA_DEFAULT_ENV": name, "CONDA_SHLVL": "1"}
+
+
+def _mounts(container: Container, host: ContainerHost) -> list[ContainerMount]:
+    stated = [found for text in container.mounts if (found := mount_of(text)) is not None]
+    own = [ContainerMount(host.run_dir, host.run_dir, True)] if host.run_dir else []
+    return [*own, *stated]
+
+
+def _by_bwrap(program: PodProgram, container: Container, host: ContainerHost) -> PodProgram:
+    """Of several options for one place, bwrap obeys the later one."""
+    image, folder = container.image, program.folder
+    words = [host.program, "--die-with-parent"]
+    environment = dict(program.environment)
+    if image:
+        words += ["--ro-bind", image, "/", "--tmpfs", "/tmp"]  # noqa: S108 - the container's own
+        for place in _SYSTEM:
+            words += ["--bind" if place == "/proc" else "--ro-bind", place, place]
+        for name in _NAMES:
+            words += ["--ro-bind-try", name, name]
+        environment["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    else:
+        words += ["--bind", "/", "/"]
+    if "devices" in container.isolate:
+        words += ["--dev", "/dev", "--bind-try", "/dev/shm", "/dev/shm"]  # noqa: S108 - shared
+        for node in (*host.nodes, "/dev/infiniband"):
+            words += ["--dev-bind-try", node, node]
+        environment = _renumbered(environment)
+    else:
+        words += ["--dev-bind", "/dev", "/dev"]
+    for source, target, is_read_only in _mounts(container, host):
+        words += ["--ro-bind" if is_read_only else "--bind", source, target]
+    if folder:
+        words += [*(("--bind", folder, folder) if image else ()), "--chdir", folder]
+    return PodProgram(
+        argv=(*words, "--", *program.argv),
+        environment=environment,
+        folder=folder,
+        spares_leader=True,
+    )
+
+
+def _by_apptainer(program: PodProgram, container: Container, host: ContainerHost) -> PodProgram:
+    """Variables go by names of its own, because `--env` divides values at commas."""
+    words = [host.program, "exec"]
+    if host.gpus:
+        words.append("--rocm" if "ROCR_VISIBLE_DEVICES" in program.environment else "--nv")
+    for source, target, is_read_only in _mounts(container, host):
+        words += ["--bind", f"{source}:{target}:{'ro' if is_read_only else 'rw'}"]
+    if program.folder:
+        words += ["--bind", program.folder, "--pwd", program.folder]
+    told = {
+        f"APPTAINERENV_{name}": value
+        for name, value in program.environment.items()
+        if name not in _OF_IMAGE
+    }
+    environment = {**program.environment, **told}
+    return structs.replace(
+        program, argv=(*words, container.image, *program.argv), environment=environment
+    )
+
+
+def _by_enroot(program: PodProgram, container: Container, host: ContainerHost) -> PodProgram:
+    words = [host.program, "start", "--rw"]
+    mounts = _mounts(container, host)
+    if program.folder:
+        mounts.append(ContainerMount(program.folder, program.folder, False))
+    for source, target, is_read_only in mounts:
+        mode = "ro" if is_read_only else "rw"
+        words += ["--mount", f"{source}:{target}:none:x-create=auto,bind,{mode}"]
+    for name in sorted(program.environment.keys() - _OF_IMAGE - {"HOME"}):
+        words += ["--env", name]
+    # It has no option for the folder.
+    inside = ("sh", "-c", 'cd "$0" && exec "$@"', program.folder) if program.folder else ()
+    return structs.replace(program, argv=(*words, container.image, *inside, *program.argv))
+
+
+def _by_podman(program: PodProgram, container: Container, host: ContainerHost) -> PodProgram:
+    """Its container is no child of it, but without a cgroup of its own it stays below the
+    work-horse, which adopts and ends it.
+    """
+    words = [host.program, "run", "--rm", "--network=host", "--ipc=host", "--pid=host"]
+    words += ["--cgroups=disabled", "--userns=keep-id", "--log-driver=none", "--entrypoint="]
+    for source, target, is_read_only in _mounts(container, host):
+        words += ["--volume", f"{source}:{target}:{'ro' if is_read_only else 'rw'}"]
+    if program.folder:
+        words += ["--volume", f"{program.folder}:{program.folder}:rw"]
+        words += ["--workdir", program.folder]
+    for gpu in host.gpus:
+        words += ["--device", f"nvidia.com/gpu={gpu}"]
+    environment = _renumbered(program.environment) if host.gpus else dict(program.environment)
+    for name in sorted(environment.keys() - _OF_IMAGE - {"HOME"}):
+        words += ["--env", name]
+    return structs.replace(
+        program, argv=(*words, container.image, *program.argv), environment=environment
+    )
+
+
+def _renumbered(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a pod that sees its own devices only, which are counted from 0."""
+    found = dict(environment)
+    for name in _VISIBLE:
+        if _INDICES.fullmatch(found.get(name, "")):
+            found[name] = ",".join(str(place) for place in range(found[name].count(",") + 1))
+    return found

@@ -56,7 +56,7 @@ from batchq.core.extension.traits import POINT_OF_RULE, LiftedBy, RefusesBy, Rul
 from batchq.core.pending.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.placement.feasibility import NODE_REFUSALS, NodeRefusals
 from batchq.core.placement.node_order import at_once
-from batchq.core.placement.topology import choose_domain, may_choose
+from batchq.core.placement.topology import choose_at_opening, may_choose
 from batchq.core.preemption.pledges import note_pledge, owed_to
 from batchq.core.quota.fair_shares import ENDED, EndedUsage
 from batchq.core.quota.ledger import LedgerView
@@ -493,7 +493,7 @@ class SchedulerCache:
         if group.status.nodes_lacked_at is not None and group.phase == PodGroupPhase.PENDING:
             self.waits_for_nodes[group.uid] = group
         if group.record.spec.topology and may_choose(group):
-            choose_domain(session, group)
+            choose_at_opening(session, group)
         if group.given_shape.has_choice and _may_still_choose(group):
             self._with_choice[group.uid] = group
             group.leave_out(self._left_out(session, group))

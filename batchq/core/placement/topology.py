@@ -13,7 +13,7 @@ they were empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from batchq.api.reasons import Verdict
@@ -44,26 +44,56 @@ def domains_for(session: Session, group: GroupState) -> list[Domain]:
     """Return the domains that a group may be given, the best one first: the fullest ones first. The
     last one is that for which it waits if none takes its gang now.
     """
-    keys = keys_of(group, "required")
-    dimensions = {name for shape in group.tasks for name in shape.requests}
-    former = group.domain
-    ranked = []
-    for values, nodes in _domains(session, keys).items():
-        domain = dict(zip(keys, values, strict=True))
-        group.confine(domain)
-        gang = gang_of(session, group)
-        suits = 2 if fits_when_empty(session, gang) else not why_no_known_node(session, gang)
-        free = sum(_free_part(session, node, dimensions) for node in nodes if node.open)
-        ranked.append((suits, free, values, domain))
-    group.confine(former)
-    return [domain for *_, domain in sorted(ranked, key=lambda entry: entry[:3])]
+    known, changes = session.get(_RANKED), len(session.nodes.changes)
+    found = known.get(group.own_shape.alike)
+    if found is None or found[0] != changes:
+        nodes, dimensions = _domains(session, keys_of(group, "required")), _dimensions_of(group)
+        ranked = [
+            (suits, _free_part(session, nodes[values], dimensions), values, domain)
+            for suits, values, domain in _suiting(session, group)
+        ]
+        ranked.sort(key=lambda entry: entry[:3])
+        found = known[group.own_shape.alike] = changes, [domain for *_, domain in ranked]
+    return found[1]
 
 
 def choose_domain(session: Session, group: GroupState) -> None:
     """Confine a group that may still choose to the domain for which it waits."""
     found = domains_for(session, group)
+    _confine_to(group, found[-1] if found else None)
+
+
+def choose_at_opening(session: Session, group: GroupState) -> None:
+    """Confine it to a domain that would take it if it were empty, while the session is opened and
+    what is free still changes. The actions choose again.
+    """
+    found = _suiting(session, group)
+    _confine_to(group, found[-1][2] if found else None)
+
+
+def _confine_to(group: GroupState, domain: Domain | None) -> None:
     # If no node has these labels, its reasons say so.
-    group.confine(found[-1] if found else dict.fromkeys(keys_of(group, "required"), ""))
+    group.confine(dict.fromkeys(keys_of(group, "required"), "") if domain is None else domain)
+
+
+def _suiting(session: Session, group: GroupState) -> list[tuple[int, tuple[str, ...], Domain]]:
+    """Return the domains by how they would take the gang: not at all (0), if all nodes seen within
+    a day were present (1), or if those that are open were empty (2); then by values.
+    """
+    known = session.get(_SUITING)
+    found = known.get(group.own_shape.alike)
+    if found is None:
+        found = known[group.own_shape.alike] = []
+        keys, former = keys_of(group, "required"), group.domain
+        for values in _domains(session, keys):
+            domain = dict(zip(keys, values, strict=True))
+            group.confine(domain)
+            gang = gang_of(session, group)
+            suits = 2 if fits_when_empty(session, gang) else not why_no_known_node(session, gang)
+            found.append((int(suits), values, domain))
+        found.sort(key=lambda entry: entry[:2])
+        group.confine(former)
+    return found
 
 
 def why_in_no_domain(group: GroupState, refusal: Verdict) -> str:
@@ -95,10 +125,10 @@ def preferred(session: Session, group: GroupState, gang: Gang) -> Iterator[Gang]
     labels, first within all of them, then without the last one, and so on.
     """
     keys = keys_of(group, "preferred")
-    dimensions = {name for shape, _ in gang for name in shape.requests}
+    dimensions = sorted({name for shape, _ in gang for name in shape.requests})
     for count in range(len(keys), 0, -1):
         found = [
-            (sum(_free_part(session, node, dimensions) for node in nodes if node.open), values)
+            (_free_part(session, nodes, dimensions), values)
             for values, nodes in _domains(session, keys[:count]).items()
         ]
         for _, values in sorted(found):
@@ -108,6 +138,14 @@ def preferred(session: Session, group: GroupState, gang: Gang) -> Iterator[Gang]
 
 # --- Domains of a session -------------------------------------------------------------------------
 
+#: What a group asks for -> the number of node changes seen, and the domains in their order then.
+_RANKED: StateKey[dict[tuple[object, ...], tuple[int, list[Domain]]]] = StateKey(
+    "ranked domains", lambda _: {}
+)
+#: What a group asks for -> see `_suiting`.
+_SUITING: StateKey[dict[tuple[object, ...], list[tuple[int, tuple[str, ...], Domain]]]] = StateKey(
+    "suiting domains", lambda _: {}
+)
 _DOMAINS: StateKey[dict[tuple[str, ...], Mapping[tuple[str, ...], list[NodeState]]]] = StateKey(
     "topology domains", lambda _: {}
 )
@@ -126,10 +164,15 @@ def _domains(session: Session, keys: tuple[str, ...]) -> Mapping[tuple[str, ...]
     return known[keys]
 
 
-def _free_part(session: Session, node: NodeState, dimensions: set[str]) -> int:
-    """Return what is free on a node in these dimensions, in millionths of the cluster's."""
+def _dimensions_of(group: GroupState) -> list[str]:
+    return sorted({name for shape in group.tasks for name in shape.requests})
+
+
+def _free_part(session: Session, nodes: Iterable[NodeState], dimensions: Iterable[str]) -> int:
+    """Return what is free on open nodes in these dimensions, in millionths of the cluster's."""
+    there = [node.free for node in nodes if node.open]
     return sum(
-        max(0, node.free.get(name, 0)) * _PARTS // whole
+        sum([max(0, free.get(name, 0)) for free in there]) * _PARTS // whole
         for name in dimensions
         if (whole := session.nodes.could_have.get(name, 0))
     )

@@ -65,7 +65,7 @@ from batchq.core.quota.head_reservation import (
 from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
-from batchq.core.session.session import Session
+from batchq.core.session.session import Session, StateKey
 from batchq.core.session.session_nodes import Gang, KeptPlaces, NodeState
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, is_admitted
@@ -108,6 +108,11 @@ def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
 def _seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
     if not group.record.spec.topology or not may_choose(group):
         return _seek_there(session, group)
+    refused, freed = session.get(_IN_NO_DOMAIN), session.nodes.freed.count
+    known = refused.get(group.own_shape.alike)
+    if known is not None and known[0] == freed and not group.pods:
+        choose_domain(session, group)
+        return known[1]
     for domain in domains_for(session, group):
         group.confine(domain)
         found = _seek_there(session, group)
@@ -116,7 +121,16 @@ def _seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
     choose_domain(session, group)
     found = _seek_there(session, group)
     assert isinstance(found, Verdict)
-    return structs.replace(found, detail=why_in_no_domain(group, found), passing="")
+    verdict = structs.replace(found, detail=why_in_no_domain(group, found), passing="")
+    if found.plugin == PLUGIN and not group.pods and not reserves_on_nodes(session):
+        refused[group.own_shape.alike] = (freed, verdict)
+    return verdict
+
+
+#: What a group asks for -> how much had been freed when no domain took it in this session, and why.
+_IN_NO_DOMAIN: StateKey[dict[tuple[object, ...], tuple[int, Verdict]]] = StateKey(
+    "refusals in all domains", lambda _: {}
+)
 
 
 def _seek_there(session: Session, group: GroupState) -> KeptPlaces | Verdict:

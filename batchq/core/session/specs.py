@@ -257,9 +257,21 @@ def task_within(shape: TaskShape, domain: Mapping[str, str]) -> TaskShape:
 
 def shape_within(shape: GroupShape, domain: Mapping[str, str]) -> GroupShape:
     """Return a group whose pods also need nodes with these labels."""
-    tasks = tuple(task_within(one, domain) for one in shape.tasks)
-    narrower = replace(shape, tasks=tasks, by_task={one.task.name: one for one in tasks})
-    return with_left(narrower, [one.task.replicas for one in tasks])
+    key = (id(shape), tuple(domain.items()))
+    known = _within.get(key)
+    if known is None:
+        tasks = tuple(task_within(one, domain) for one in shape.tasks)
+        narrower = replace(shape, tasks=tasks, by_task={one.task.name: one for one in tasks})
+        if len(_within) >= _MOST_KNOWN:
+            _within.clear()
+        left = [one.task.replicas for one in tasks]
+        known = _within[key] = (shape, with_left(narrower, left))
+    return known[1]
+
+
+#: Shapes within domains, by the identity of the shape, which is kept alive beside its result. Many
+#: groups share a shape, and each is tried in every domain.
+_within: dict[tuple[object, ...], tuple[GroupShape, GroupShape]] = {}
 
 
 #: Kept in module variables, because every group is tested.

@@ -70,6 +70,10 @@ class GroupShape:
     is_sound: bool = False
     #: Whether a gate in a template holds a pod.
     gated: bool = False
+    #: Its shapes within domains, which all groups with this shape share.
+    within: dict[tuple[tuple[str, str], ...], GroupShape] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     @property
     def has_choice(self) -> bool:
@@ -257,21 +261,13 @@ def task_within(shape: TaskShape, domain: Mapping[str, str]) -> TaskShape:
 
 def shape_within(shape: GroupShape, domain: Mapping[str, str]) -> GroupShape:
     """Return a group whose pods also need nodes with these labels."""
-    key = (id(shape), tuple(domain.items()))
-    known = _within.get(key)
+    key = tuple(domain.items())
+    known = shape.within.get(key)
     if known is None:
         tasks = tuple(task_within(one, domain) for one in shape.tasks)
         narrower = replace(shape, tasks=tasks, by_task={one.task.name: one for one in tasks})
-        if len(_within) >= _MOST_KNOWN:
-            _within.clear()
-        left = [one.task.replicas for one in tasks]
-        known = _within[key] = (shape, with_left(narrower, left))
-    return known[1]
-
-
-#: Shapes within domains, by the identity of the shape, which is kept alive beside its result. Many
-#: groups share a shape, and each is tried in every domain.
-_within: dict[tuple[object, ...], tuple[GroupShape, GroupShape]] = {}
+        known = shape.within[key] = with_left(narrower, [one.task.replicas for one in tasks])
+    return known
 
 
 #: Kept in module variables, because every group is tested.

@@ -9,6 +9,7 @@ import pytest
 
 from batchq.api.devices import Device, model_of
 from batchq.errors import UsageError
+from batchq.worker.host import gpu_tools
 from batchq.worker.host.gpu_tools import (
     DeviceCheck,
     FoundDevices,
@@ -154,6 +155,23 @@ def test_a_tool_that_fails_is_trouble_and_no_device(tmp_path: Path) -> None:
         trouble="nvidia-smi: NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA"
         " driver. Make sure that the latest NVIDIA driver is installed and running."
     )
+
+
+def test_a_tool_that_hangs_is_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_tools, "_TIMEOUT_S", 0.3)
+    script = tmp_path / "nvidia-smi"
+    script.write_text("#!/bin/sh\necho 0, GPU-x\nexec sleep 60\n")
+    script.chmod(0o755)
+    found = find_devices({"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert found == FoundDevices(trouble="nvidia-smi: gave no answer within 0 s")
+
+
+def test_a_tool_that_ends_without_a_word_is_trouble(tmp_path: Path) -> None:
+    script = tmp_path / "amd-smi"
+    script.write_text("#!/bin/sh\nexit 7\n")
+    script.chmod(0o755)
+    found = find_devices({"PATH": str(tmp_path)})
+    assert found == FoundDevices(trouble="amd-smi: ended with exit code 7")
 
 
 def test_a_machine_without_a_tool_has_no_devices_and_no_trouble(tmp_path: Path) -> None:

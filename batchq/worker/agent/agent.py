@@ -241,7 +241,7 @@ class Agent:
         )
         offer = NodeOffer(
             name=settings.node,
-            resources=self._offered(),
+            resources=within_slots(self._devices.offer(self._resources), self._most_pods),
             labels={**settings.labels, **self._boundary.labels(), **runtimes.runtime_labels()},
             taints=settings.taints,
             annotations={
@@ -727,10 +727,7 @@ class Agent:
         if found is None:
             return
         self._poll.unregister(descriptor)
-        before, locked = self._devices.devices(), len(self._devices.locks())
-        self._devices.update(found)
-        self._devices.log_changes(before)
-        if len(self._devices.locks()) > locked:
+        if self._devices.update(found):
             # They have not inherited the new locks.
             self._slots.end_idle(now_ms=monotonic_ms(), after_ms=0)
         self._offer_devices()
@@ -738,15 +735,11 @@ class Agent:
     def _offer_devices(self) -> None:
         """Offer what the devices are worth now, with the next beat."""
         is_changed = self._member.change(
-            resources=self._offered(),
+            resources=within_slots(self._devices.offer(self._resources), self._most_pods),
             annotations={DEVICES_ANNOTATION: encode_devices(self._devices.devices())},
         )
         if is_changed:
             self._tasks.hurry(self._beat, now_ms=monotonic_ms())
-
-    def _offered(self) -> dict[str, int]:
-        offered = self._devices.offer(self._resources)
-        return within_slots(offered, self._most_pods)
 
     def _let_idle_go(self) -> None:
         self._slots.end_idle(now_ms=monotonic_ms())

@@ -48,7 +48,6 @@ def own_devices(declared: Mapping[str, int] | None, selected: Sequence[str] | No
     pool = DevicePool(found, declared=declared, selected=selected)
     if found.trouble:
         log.warning("gpus not detected", trouble=found.trouble)
-    pool.log_changes(())
     return pool
 
 
@@ -93,10 +92,13 @@ class DevicePool:
 
     # --- what exists --------------------------------------------------------------------------
 
-    def update(self, found: FoundDevices) -> None:
-        """Take over what the tools say now, and lock what has become free."""
+    def update(self, found: FoundDevices) -> bool:
+        """Take over what the tools say now, and return whether this agent has locked more devices:
+        those of another agent that has ended, or that have been repaired.
+        """
         if not self.are_found_by_tools:
-            return
+            return False
+        known, locked = {one.id: one.trouble for one in self.devices()}, len(self._locks)
         seen = {one.id: one for one in found.devices}
         parents = {one.parent or one.id for one in found.devices}
         missing: list[Device] = []
@@ -122,6 +124,10 @@ class DevicePool:
         for name in self._mine:
             users = frozenset() if name in used else found.processes.get(name, frozenset())
             self._all[name] = _with_strangers(self._all[name], users)
+        for device in self.devices():
+            if device.trouble != known.get(device.id, ""):
+                log.warning("device changed", device=device.id, trouble=device.trouble or "none")
+        return len(self._locks) > locked
 
     def begin_check(self) -> None:
         """Note that the tools are asked now. Until they have answered, a process on a device may be
@@ -186,13 +192,6 @@ class DevicePool:
             for device in self._all.values()
             if device.id in self._mine or (self._may_have(device) and wanted.includes(device))
         )
-
-    def log_changes(self, before: Iterable[Device]) -> None:
-        """Log which devices have another trouble than `before`."""
-        known = {one.id: one.trouble for one in before}
-        for device in self.devices():
-            if device.trouble != known.get(device.id, ""):
-                log.warning("device changed", device=device.id, trouble=device.trouble or "none")
 
     def offer(self, resources: Mapping[str, int]) -> dict[str, int]:
         """Return what the node offers: `resources` with what its devices add or do not have.

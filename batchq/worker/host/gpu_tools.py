@@ -32,6 +32,7 @@ FAKE_GPUS = "BATCHQ_FAKE_GPUS"
 
 _MIB = 1 << 20
 _TIMEOUT_S = 10.0
+_KILLED_WITHIN_S = 1.0
 #: More than all calls of a tool may take.
 _CHECK_WITHIN_MS = 60_000
 _PART_BYTES = 1 << 16
@@ -171,24 +172,30 @@ def inherited_devices(
 
 
 def _run(tool: str, arguments: Sequence[str]) -> str:
-    command = [tool, *arguments]
     try:
-        answer = subprocess.run(
-            command,
+        process = subprocess.Popen(
+            [tool, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=_TIMEOUT_S,
         )
-    except subprocess.TimeoutExpired:
-        raise ToolFailed(f"gave no answer within {_TIMEOUT_S:.0f} s") from None
     except OSError as trouble:
         raise ToolFailed(str(trouble)) from None
-    if answer.returncode and not answer.stdout.strip():
-        raise ToolFailed(f"ended with exit code {answer.returncode}")
-    return answer.stdout
+    assert process.stdout is not None
+    try:
+        output, _ = process.communicate(timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.stdout.close()
+        # In a driver that hangs, it does not end.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_KILLED_WITHIN_S)
+        raise ToolFailed(f"gave no answer within {_TIMEOUT_S:.0f} s") from None
+    if process.returncode and not output.strip():
+        raise ToolFailed(f"ended with exit code {process.returncode}")
+    return output
 
 
 # --- NVIDIA -------------------------------------------------------------------------------------

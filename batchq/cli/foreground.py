@@ -12,22 +12,23 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import click
+from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.objects import Pod, PodGroup, key_of
+from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.api.times import describe_age
 from batchq.api.views import LogLine, Result
 from batchq.cli.objects import warn, warn_of_capacity
 from batchq.cli.output.options import Globals
 from batchq.cli.output.progress import short
-from batchq.cli.output.terminal import EXIT_INTERRUPTED, Interrupted, echo, on_interrupt
+from batchq.cli.output.terminal import EXIT_INTERRUPTED, Interrupted, echo
 from batchq.cli.output.values import exit_code_of, print_results, seconds_of
 from batchq.cli.request_options import requested
 from batchq.client import Client
-from batchq.errors import BatchqError, Conflict, NotFound, UsageError, WaitTimedOut
+from batchq.errors import BatchqError, Conflict, NotFound, WaitTimedOut
 
 #: A second Ctrl-C within this time cancels the group.
 _AGAIN_S = 1.0
@@ -39,24 +40,20 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 def run_command(shared: Globals, command: Sequence[str], options: Mapping[str, Any]) -> int:
     """Run a command as a group of its own, and return its exit code. Raises BatchqError."""
-    if not command:
-        raise UsageError(
-            "expected a command after `--`", hint="as in `batchq run --cpus 1 -- python3 train.py`"
-        )
     # A client belongs to one thread.
-    with shared.connect() as client, shared.connect() as reader:
-        group = _submitted(client, command, options)
+    # An interrupt of the submission is answered when the group is known.
+    with shared.connect() as client, shared.connect() as reader, signals_noted() as noted:
+        group = submitted(client, command, options)
         key = key_of(group)
         pods = sum(task.replicas for task in group.spec.tasks)
         output = PodOutputPrinter(
             reader, key, has_prefix=pods > 1 if options["prefix"] is None else options["prefix"]
         )
-        with _signals_noted() as noted:
-            watched = WatchedGroup(client, key, noted, timeout_s=seconds_of(options["timeout"]))
-            output.start()
-            watched.watch(output)
-            [result] = client.wait([key])
-            code = exit_code_of_pods(result, pods_of(client, [key]))
+        watched = WatchedGroup(client, key, noted, timeout_s=seconds_of(options["timeout"]))
+        output.start()
+        watched.watch(output)
+        [result] = client.wait([key])
+        code = exit_code_of_pods(result, pods_of(client, [key]))
         if not result.reached:
             print_results([result], err=True)
         if not options["keep"]:
@@ -64,16 +61,33 @@ def run_command(shared: Globals, command: Sequence[str], options: Mapping[str, A
         return watched.exit_code or code
 
 
-def _submitted(client: Client, command: Sequence[str], options: Mapping[str, Any]) -> PodGroup:
+def submitted(
+    client: Client,
+    command: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    runs: tuple[str, ...] = (),
+) -> PodGroup:
+    """Submit a group for a command, and return it. If its pods are to run something else than the
+    command that it is named after, that is `runs`.
+    """
     content = requested(client, command, dict(options))
-    hint = "`batchq jobs` shows what was submitted"
-    with on_interrupt("interrupted while submitting", hint=hint):
-        applied = client.submit_all(content.objects)
+    objects = [_running(one, runs) if runs else one for one in content.objects]
+    applied = client.submit_all(objects)
     [group] = [one.object for one in applied if isinstance(one.object, PodGroup)]
     echo(f"Submitted {short(key_of(group))}", err=True)
     warn(applied)
     warn_of_capacity(client, applied)
     return group
+
+
+def _running(item: Object, command: tuple[str, ...]) -> Object:
+    assert isinstance(item, PodGroup)
+    tasks = tuple(
+        structs.replace(task, template=structs.replace(task.template, command=command))
+        for task in item.spec.tasks
+    )
+    return structs.replace(item, spec=structs.replace(item.spec, tasks=tasks))
 
 
 class PodOutputPrinter:
@@ -109,6 +123,13 @@ class PodOutputPrinter:
         echo(text, err=line.stream == "stderr")
 
 
+class SignalSource(Protocol):
+    """What notes signals: how many interrupts, and what is to end the command."""
+
+    interrupts: int
+    ending: int | None
+
+
 class NotedSignals:
     """The signals that have come, and have not been answered."""
 
@@ -125,7 +146,7 @@ class NotedSignals:
 
 
 @contextmanager
-def _signals_noted() -> Iterator[NotedSignals]:
+def signals_noted() -> Iterator[NotedSignals]:
     """Note signals in this context instead of ending the process."""
     noted = NotedSignals()
     before = {
@@ -147,7 +168,7 @@ class WatchedGroup:
         self,
         client: Client,
         key: str,
-        signals: NotedSignals,
+        signals: SignalSource,
         *,
         timeout_s: float | None,
         clock: Callable[[], float] = monotonic,
@@ -170,19 +191,23 @@ class WatchedGroup:
         for the end of a cancelled group.
         """
         while not output.has_ended.wait(_TURN_S):
-            self._answer_signals()
-            if self._deadline is not None and self._clock() >= self._deadline:
-                after = describe_age(round((self._timeout_s or 0) * 1000))
-                raise WaitTimedOut(
-                    f"not ended after {after}; PodGroup {self._key} keeps running",
-                    hint=f"`batchq logs -f {self._key}` shows its output, `batchq cancel"
-                    f" {self._key}` ends it",
-                )
+            self.answer()
         if output.error is not None:
             if not isinstance(output.error, BatchqError):
                 # Its output has no reader any more.
                 self._cancel("its reader has closed the output")
             raise output.error
+
+    def answer(self) -> None:
+        """Answer the signals that have come. Raises WaitTimedOut, Interrupted."""
+        self._answer_signals()
+        if self._deadline is not None and self._clock() >= self._deadline:
+            after = describe_age(round((self._timeout_s or 0) * 1000))
+            raise WaitTimedOut(
+                f"not ended after {after}; PodGroup {self._key} keeps running",
+                hint=f"`batchq logs -f {self._key}` shows its output, `batchq cancel"
+                f" {self._key}` ends it",
+            )
 
     def _answer_signals(self) -> None:
         signals = self._signals

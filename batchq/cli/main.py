@@ -56,6 +56,7 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "why": CommandEntry("why", "why", "Explain why a group waits, and what to do about it."),
         "events": CommandEntry("describe", "events", "List events, or follow them (-w)."),
         "logs": CommandEntry("pod_output", "logs", "Print the output of a group's pods."),
+        "alloc": CommandEntry("allocation", "alloc", "Hold pods while a command runs here."),
         "exec": CommandEntry("pod_exec", "exec_", "Run a command in a running pod."),
         "attach": CommandEntry("pod_exec", "attach", "Follow the output of a running pod."),
         "result": CommandEntry(

@@ -5,6 +5,7 @@ For a file, the stack is started if necessary. A command is run by `batchq.cli.f
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -23,6 +24,12 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import LABEL_MOST, counted
 from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.api.times import describe_age
+from batchq.cli.allocation import (
+    ALLOCATION_VARIABLE,
+    has_input,
+    run_attached,
+    run_in_allocation,
+)
 from batchq.cli.foreground import pods_of, run_command
 from batchq.cli.objects import (
     GroupLimitCheck,
@@ -413,6 +420,8 @@ _IS_COMMAND = f"{__name__}.is_command"
 #: Options that apply to commands and to files alike.
 _OF_BOTH = frozenset({"words", "labels", "annotations", "timeout", "keep"})
 _OF_FILES = frozenset({"exit_code", "down"})
+#: Options that apply within an allocation.
+_OF_STEPS = frozenset({"words", "pty", "prefix", "raw"})
 
 
 class RunCommand(click.Command):
@@ -428,6 +437,7 @@ class RunCommand(click.Command):
     epilog=examples(
         "batchq run -- hostname",
         "batchq run -N 4 --cpus 2 -- ./simulate --steps 100",
+        "batchq run --pty --gpus 1 -- bash",
         "batchq run conf/examples/mandelbrot.yaml",
         "batchq run job.yaml --timeout 10m --down",
         "batchq run one-pod.yaml --exit-code",
@@ -453,6 +463,7 @@ class RunCommand(click.Command):
     help="Begin each line of a command's output with the index of its pod.  [default: with"
     " several pods]",
 )
+@click.option("--pty", is_flag=True, help="Give a command a terminal, for a shell or an editor.")
 @raw_option
 @click.option("--down", is_flag=True, help="Stop server, scheduler and agents at the end.")
 @pass_globals
@@ -460,9 +471,10 @@ def run(shared: Globals, /, words: tuple[str, ...], **options: Any) -> int:
     """Run a command on the nodes and show its output here, or run the groups of a file.
 
     COMMAND is submitted as a group of one pod, or of several (-N), and its output is shown as it
-    comes. The exit code is that of the pod, the highest of several. The first Ctrl-C shows the
-    state of the group, and a second one within a second cancels it. While there is no capacity for
-    the group, the command waits with it.
+    comes. It gets the input of this command, if that is a pipe or a file, or this terminal with
+    --pty; its output is then not kept for `batchq logs`. The exit code is that of the pod, the
+    highest of several. The first Ctrl-C shows the state of the group, and a second one within a
+    second cancels it. While there is no capacity for the group, the command waits with it.
 
     For FILE, the server, the scheduler and two node agents are started on this machine if they do
     not run. Other objects of the file are applied first. A group gets a number after its name if
@@ -473,13 +485,30 @@ def run(shared: Globals, /, words: tuple[str, ...], **options: Any) -> int:
     """
     if click.get_current_context().meta[_IS_COMMAND]:
         _refuse_options(_OF_FILES, "a file, not to a command")
-        return run_command(shared, words, options)
+        return _run_command(shared, words, options)
     file, rest = _file_of(words)
     refuse_command(file, rest)
     _refuse_options(
         {name for name in options if name not in _OF_BOTH | _OF_FILES}, "a command, not to a file"
     )
     return _run_file(shared, file, options)
+
+
+def _run_command(shared: Globals, command: tuple[str, ...], options: Mapping[str, Any]) -> int:
+    if not command:
+        raise UsageError(
+            "expected a command after `--`", hint="as in `batchq run --cpus 1 -- python3 train.py`"
+        )
+    allocation = os.environ.get(ALLOCATION_VARIABLE, "")
+    if allocation:
+        _refuse_options(
+            {name for name in options if name not in _OF_STEPS},
+            f"a group of its own, and this is within the allocation {allocation}",
+        )
+        return run_in_allocation(shared, allocation, command, options)
+    if options["pty"] or has_input():
+        return run_attached(shared, command, options)
+    return run_command(shared, command, options)
 
 
 def _refuse_options(names: Collection[str], what: str) -> None:

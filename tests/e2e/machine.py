@@ -163,6 +163,22 @@ class Machine:
         """The environment of commands."""
         return dict(self._environ)
 
+    def fed(
+        self, *arguments: str, given: bytes, exits: int = 0, **variables: str
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a command with an input and more variables; it must exit with `exits`."""
+        done = subprocess.run(
+            self._command(arguments),
+            env=self._environ | variables,
+            cwd=self.root,
+            input=given,
+            capture_output=True,
+            timeout=COMMAND_WITHIN_S,
+            check=False,
+        )
+        assert done.returncode == exits, (done.returncode, done.stdout, done.stderr)
+        return done
+
     def terminal(self, *arguments: str, url: str = "", **variables: str) -> Terminal:
         """Start a command on a terminal of its own, with more variables."""
         environ = self._environ_for(url) | variables

@@ -235,15 +235,7 @@ def test_a_shell_has_a_terminal_that_follows_the_users(
         terminal.expect("24 80")
         terminal.expect("tty=42 term=xterm")
         assert terminal.attributes() != terminal.before
-        terminal.resize(50, 132)
-        terminal.type("sleep 0.3; stty size\n")
-        terminal.expect("50 132")
-        # What is typed is shown, too, so the shell computes what is expected.
-        terminal.type("echo begun=$((6 * 7)); sleep 100\n")
-        terminal.expect("begun=42")
-        terminal.type("\x03")
-        terminal.type("echo still=$((6 * 8))\n")
-        terminal.expect("still=48")
+        terminal.resize_and_interrupt_shell()
         terminal.type("exit 7\n")
         assert terminal.ended() == 7
         assert terminal.attributes() == terminal.before

@@ -67,6 +67,18 @@ class Terminal:
             self._read(min(left_s, 0.5))
         self.shown = self.shown.partition(text)[2]
 
+    def resize_and_interrupt_shell(self) -> None:
+        """Check that a shell on the terminal learns of another size, and goes on after Ctrl-C."""
+        self.resize(50, 132)
+        self.type("sleep 0.3; stty size\n")
+        self.expect("50 132")
+        # What is typed is shown, too, so the shell computes what is expected.
+        self.type("echo begun=$((6 * 7)); sleep 100\n")
+        self.expect("begun=42")
+        self.type("\x03")
+        self.type("echo still=$((6 * 8))\n")
+        self.expect("still=48")
+
     def ended(self, *, within_s: float = 60.0) -> int:
         """Return the exit code of the program, once it has ended; read what it shows meanwhile."""
         deadline = monotonic() + within_s

@@ -121,7 +121,10 @@ class InnerCommands:
         try:
             inner = self._started(order, (stdio[0], stdio[1], stdio[2]), until_ms)
         except NotStarted as failure:
-            _tell(relay, ExecEnd(exit_code=failure.outcome.exit_code, message=str(failure)))
+            code = failure.outcome.exit_code
+            if order.ends_pod and code is not None:
+                self.last_status = code << 8
+            _tell(relay, ExecEnd(exit_code=code, message=str(failure)))
             relay.close()
             return
         finally:

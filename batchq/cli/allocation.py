@@ -1,0 +1,416 @@
+"""Pods that hold a place on their nodes while commands of this terminal run in them.
+
+`batchq run` with a terminal or an input, and `batchq alloc`, submit a group whose pods only sleep.
+As soon as they run, a command in each pod takes over: the pod ends when that command ends. If this
+program is killed before that, the pods end by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic
+from typing import Any, NamedTuple
+
+import click
+
+from batchq.api.exec_session import ExecCommand
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.notation import counted
+from batchq.api.objects import Pod, PodGroup, key_of
+from batchq.api.views import Result
+from batchq.cli.console import Conversation, Speaker, exit_code_of
+from batchq.cli.foreground import (
+    NotedSignals,
+    WatchedGroup,
+    exit_code_of_pods,
+    pods_of,
+    signals_noted,
+    submitted,
+)
+from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
+from batchq.cli.output.progress import short
+from batchq.cli.output.terminal import Interrupted, echo
+from batchq.cli.output.values import print_results, seconds_of
+from batchq.cli.pod_exec import EARLY_S, command_of, require_terminal
+from batchq.cli.request_options import awaited_command_options
+from batchq.client import Client
+from batchq.errors import BatchqError, Conflict, UsageError, WaitTimedOut
+
+#: What a pod runs until a command takes over; it is long enough for a slow node.
+_PLACEHOLDER = ("sleep", "120")
+#: Holds a place until its input ends.
+_HOLD = ("cat",)
+#: The allocation in which commands run.
+ALLOCATION_VARIABLE = "BATCHQ_ALLOCATION"
+#: Each pod has two threads and some connections here.
+MOST_PODS = 32
+_LOOK_S = 1.0
+_AGAIN_S = 0.3
+
+
+def run_attached(shared: Globals, command: Sequence[str], options: Mapping[str, Any]) -> int:
+    """Run a command with this input, or this terminal, as a group of its own; return its exit code.
+
+    Raises BatchqError.
+    """
+    pty = bool(options["pty"])
+    if pty:
+        require_terminal("run")
+    with shared.connect() as client, signals_noted() as noted:
+        group = _held(client, command, options)
+        with _cancelled_on_error(client, key_of(group)):
+            pods = await_running(client, group, noted, options)
+            wanted = command_of(tuple(command), pty=pty, ends_pod=True)
+            has_prefix = len(pods) > 1 if options["prefix"] is None else options["prefix"]
+            with Conversation(has_terminal=pty, has_input=True) as conversation:
+                outcome = _converse(client, conversation, pods, wanted, has_prefix=has_prefix)
+            result = _ended(client, key_of(group), pods, noted)
+        if not result.reached:
+            print_results([result], err=True)
+        code = exit_code_of_pods(result, pods_of(client, [key_of(group)]))
+        if outcome.is_interrupted and outcome.code is not None:
+            code = outcome.code
+        if not options["keep"]:
+            client.delete_all([("PodGroup", key_of(group))])
+        return code
+
+
+def run_in_allocation(
+    shared: Globals, allocation: str, command: Sequence[str], options: Mapping[str, Any]
+) -> int:
+    """Run a command in each pod of an allocation; return the highest exit code.
+
+    Raises BatchqError.
+    """
+    pty = bool(options["pty"])
+    if pty:
+        require_terminal("run")
+    with shared.connect() as client:
+        found = pods_of(client, [allocation])
+        pods = [pod for pod in found if pod.status.phase == PodPhase.RUNNING]
+        if not pods:
+            raise Conflict(
+                f"the allocation {allocation} has no running pod",
+                hint=f"leave it, or unset {ALLOCATION_VARIABLE}",
+            )
+        _check_pods(len(pods), pty=pty)
+        wanted = command_of(tuple(command), pty=pty, has_input=pty or has_input())
+        has_prefix = len(pods) > 1 if options["prefix"] is None else options["prefix"]
+        with Conversation(has_terminal=pty, has_input=wanted.has_input) as conversation:
+            outcome = _converse(client, conversation, pods, wanted, has_prefix=has_prefix)
+        if outcome.code is None:
+            raise Conflict(f"the allocation {allocation} has ended")
+        return outcome.code
+
+
+def has_input() -> bool:
+    """Whether something can be read from the input: not from /dev/null or a terminal."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISREG(mode)
+
+
+# --- the group ------------------------------------------------------------------------------
+
+
+def _held(client: Client, command: Sequence[str], options: Mapping[str, Any]) -> PodGroup:
+    """Submit a group that is named after the command, and whose pods hold their places."""
+    _check_pods(options["replicas"] or 1, pty=bool(options.get("pty")))
+    if options["retries"]:
+        raise UsageError(
+            "--retries applies to groups in the background: an input cannot be read twice",
+            hint="leave it out, or use `batchq submit`",
+        )
+    return submitted(client, command, options, runs=_PLACEHOLDER)
+
+
+def _check_pods(count: int, *, pty: bool) -> None:
+    if pty and count > 1:
+        raise UsageError(
+            f"--pty gives a terminal to one pod, and there are {count}",
+            hint="run one pod, or `batchq exec --pty POD` in one of them",
+        )
+    if count > MOST_PODS:
+        raise UsageError(
+            f"this terminal can have commands in {MOST_PODS} pods at a time, and not in {count}",
+            hint="run it with `</dev/null`, or use `batchq submit`",
+        )
+
+
+def await_running(
+    client: Client, group: PodGroup, noted: NotedSignals, options: Mapping[str, Any]
+) -> list[Pod]:
+    """Wait until all pods of a group run, and return them. Ctrl-C asks, then cancels.
+
+    Raises Conflict if the group ends before that, WaitTimedOut, Interrupted.
+    """
+    key = key_of(group)
+    watched = WatchedGroup(client, key, noted, timeout_s=seconds_of(options["timeout"]))
+    while True:
+        found = client.get("PodGroup", key)
+        assert isinstance(found, PodGroup)
+        if found.status.phase in TERMINAL:
+            raise _not_run(found, watched.exit_code)
+        if found.status.phase == PodGroupPhase.RUNNING:
+            pods = pods_of(client, [key])
+            if all(pod.status.phase == PodPhase.RUNNING for pod in pods):
+                return pods
+        client.wait_for_change(most_s=_LOOK_S, least_s=0.1)
+        try:
+            watched.answer()
+        except WaitTimedOut:
+            raise WaitTimedOut(
+                f"PodGroup {key} has not run within {options['timeout']}, and was cancelled",
+                hint="`batchq why` explains why a group waits",
+            ) from None
+
+
+def _not_run(group: PodGroup, exit_code: int) -> BatchqError:
+    """Return the error for a group that has ended too early; with an exit code, by the user."""
+    ended = f"PodGroup {key_of(group)} is {group.status.phase} before its pods ran"
+    if not exit_code:
+        return Conflict(ended, hint=f"see `batchq describe {key_of(group)}`")
+    error = Interrupted(ended)
+    error.exit_code = exit_code
+    return error
+
+
+@contextmanager
+def _cancelled_on_error(client: Client, key: str) -> Iterator[None]:
+    """Cancel a group if something fails in this context: no one would end its pods."""
+    try:
+        yield
+    except BaseException:  # anything, an interruption included
+        with suppress(BatchqError):
+            client.cancel(key, reason="the command that ran in it was left")
+        raise
+
+
+def _ended(client: Client, key: str, pods: Sequence[Pod], noted: NotedSignals) -> Result:
+    """Return how a group has ended whose commands are over.
+
+    Raises Conflict if one of them was lost with its node, so that the group would start again;
+    Interrupted.
+    """
+    began = {pod.metadata.uid: pod.status.attempt for pod in pods}
+    watched = WatchedGroup(client, key, noted, timeout_s=None)
+    while True:
+        try:
+            [result] = client.wait([key], timeout_s=_LOOK_S)
+        except WaitTimedOut:
+            now = {pod.metadata.uid: pod for pod in pods_of(client, [key])}
+            if any(uid not in now or _is_lost(now[uid], began[uid]) for uid in began):
+                raise Conflict(
+                    f"PodGroup {key} has lost a pod, and the command that ran in it",
+                    hint="it is cancelled; run the command again",
+                ) from None
+            watched.answer()
+        else:
+            return result
+
+
+def _is_lost(pod: Pod, attempt: int) -> bool:
+    return pod.status.attempt != attempt or pod.status.phase in (
+        PodPhase.PENDING,
+        PodPhase.EVICTED,
+    )
+
+
+# --- the conversation -----------------------------------------------------------------------
+
+
+class _Outcome(NamedTuple):
+    """The exit code of the commands, None if one has none; and whether the user has cancelled."""
+
+    code: int | None
+    is_interrupted: bool = False
+
+
+def _converse(
+    client: Client,
+    conversation: Conversation,
+    pods: Sequence[Pod],
+    command: ExecCommand,
+    *,
+    has_prefix: bool,
+) -> _Outcome:
+    """Run a command in each pod to its end; return the highest exit code, None if a pod has ended
+    without its command.
+
+    Raises StoreUnavailable, Interrupted, OSError.
+    """
+    key = f"{pods[0].metadata.namespace}/{pods[0].spec.pod_group}"
+    watched = WatchedGroup(client, key, conversation, timeout_s=None)
+    sys.stdout.flush()
+    speakers = _speak(client, conversation, pods, command, watched.answer, has_prefix)
+    if watched.exit_code:
+        return _Outcome(watched.exit_code, is_interrupted=True)
+    ends = [speaker.end for speaker in speakers if speaker.end is not None]
+    codes = [code for end in ends if (code := exit_code_of(end)) is not None]
+    return _Outcome(max(codes) if len(codes) == len(pods) else None)
+
+
+def _speak(
+    client: Client,
+    conversation: Conversation,
+    pods: Sequence[Pod],
+    command: ExecCommand,
+    answer: Callable[[], None],
+    has_prefix: bool,
+) -> list[Speaker]:
+    """Run a command in each pod, and return the ended sessions, in the order of the pods."""
+    speakers = [_begun(client, conversation, pod, command, has_prefix) for pod in pods]
+    give_up_at = monotonic() + EARLY_S
+    again_at = 0.0
+    while True:
+        conversation.turn()
+        answer()
+        for speaker in speakers:
+            if speaker.error is not None:
+                raise speaker.error
+        early = [place for place, one in enumerate(speakers) if one.end and one.end.is_early]
+        if early and monotonic() < give_up_at:
+            if monotonic() >= again_at:
+                for place in early:
+                    conversation.leave(speakers[place])
+                    begun = _begun(client, conversation, pods[place], command, has_prefix)
+                    speakers[place] = begun
+                again_at = monotonic() + _AGAIN_S
+        elif all(speaker.is_over for speaker in speakers):
+            break
+    for speaker in speakers:
+        if speaker.end is not None and speaker.end.message:
+            echo(f"{speaker.label}: {speaker.end.message}", err=True)
+    return speakers
+
+
+def _begun(
+    client: Client, conversation: Conversation, pod: Pod, command: ExecCommand, has_prefix: bool
+) -> Speaker:
+    prefix = f"{pod.spec.index}: ".encode() if has_prefix else b""
+    session = client.commands.start(pod, command)
+    label = f"Pod {pod.metadata.namespace}/{pod.metadata.name}"
+    return conversation.join(session, label, prefix=prefix)
+
+
+# --- batchq alloc ---------------------------------------------------------------------------
+
+
+@click.command(
+    epilog=examples(
+        "batchq alloc --cpus 4 --gpus 1",
+        "batchq alloc -N 4 --walltime 1h -- ./experiments.sh",
+    )
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND…]")
+@awaited_command_options
+@click.option("--timeout", type=DURATION, help="The longest wait for the pods, as in 10m.")
+@pass_globals
+def alloc(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
+    """Hold pods while COMMAND, or a shell, runs here; give them back when it has ended.
+
+    The pods do nothing by themselves. Within the shell, `batchq run -- CMD` runs CMD in all of
+    them, and `batchq exec POD -- CMD` in one; BATCHQ_ALLOCATION names the group. The pods end with
+    this command, however it ends. The exit code is that of COMMAND.
+    """
+    words = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
+    with shared.connect() as client, signals_noted() as noted:
+        group = _held(client, ("alloc",), options)
+        key = key_of(group)
+        with _cancelled_on_error(client, key):
+            pods = await_running(client, group, noted, options)
+            hold = command_of(_HOLD, pty=False, ends_pod=True)
+            with Conversation(has_terminal=False, has_input=False) as conversation:
+                code = _hold(client, conversation, pods, hold, _Child(words, key, pods))
+            client.wait([key])
+        echo(f"Gave back {short(key)}", err=True)
+        return code
+
+
+def _hold(
+    client: Client,
+    conversation: Conversation,
+    pods: Sequence[Pod],
+    hold: ExecCommand,
+    child: _Child,
+) -> int:
+    """Hold the pods until the command here has ended; return its exit code."""
+    is_told = False
+
+    def answer() -> None:
+        nonlocal is_told
+        # Ctrl-C is for the command here, which has the same terminal.
+        conversation.interrupts = 0
+        if conversation.ending is not None:
+            child.send(conversation.ending)
+            conversation.ending = None
+        if all(one.has_answered for one in conversation.speakers):
+            child.start()
+        if child.has_ended() and not is_told:
+            is_told = True
+            conversation.send("eof")
+
+    speakers = _speak(client, conversation, pods, hold, answer, has_prefix=False)
+    if not child.has_ended():
+        ended = next(one for one in speakers if one.end is not None)
+        echo(f"The allocation has ended: {ended.label} has", err=True)
+    return child.wait()
+
+
+class _Child:
+    """The command of an allocation, on this machine."""
+
+    def __init__(self, words: Sequence[str], allocation: str, pods: Sequence[Pod]) -> None:
+        self._words = list(words)
+        self._environment = {
+            **os.environ,
+            ALLOCATION_VARIABLE: allocation,
+            "BATCHQ_PODS": str(len(pods)),
+            "BATCHQ_POD_NAMES": ",".join(pod.metadata.name for pod in pods),
+            "BATCHQ_NODE_NAMES": ",".join(dict.fromkeys(pod.status.node for pod in pods)),
+        }
+        self._allocation = allocation
+        self._pid = 0
+        self._code: int | None = None
+
+    def start(self) -> None:
+        """Start it, once. Raises Conflict."""
+        if self._pid or self._code is not None:
+            return
+        pods = counted(len(self._environment["BATCHQ_POD_NAMES"].split(",")), "pod")
+        echo(f"Allocated {short(self._allocation)}: {pods}", err=True)
+        try:
+            self._pid = os.posix_spawnp(self._words[0], self._words, self._environment)
+        except OSError as error:
+            raise Conflict(f"cannot run {shlex.join(self._words)}: {error.strerror}") from None
+
+    def send(self, number: int) -> None:
+        """Pass a signal on."""
+        if self._pid and self._code is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, number)
+
+    def has_ended(self) -> bool:
+        """Whether it was started and has ended."""
+        if self._pid and self._code is None:
+            pid, wait_status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._note(wait_status)
+        return self._code is not None
+
+    def wait(self) -> int:
+        """Return its exit code, as a shell reports it."""
+        if self._pid and self._code is None:
+            self._note(os.waitpid(self._pid, 0)[1])
+        return self._code or 0
+
+    def _note(self, wait_status: int) -> None:
+        code = os.waitstatus_to_exitcode(wait_status)
+        self._code = code if code >= 0 else 128 - code

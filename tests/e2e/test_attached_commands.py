@@ -1,0 +1,173 @@
+"""Commands that have the input or the terminal of `batchq run`, and allocations."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.machine import Machine, kill, phase, pods_of, until
+from tests.http.api_process import RunningApi
+
+#: Where the commands of an allocation find batchq.
+PATH = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+SMALL = ("--cpus", "100m", "--grace", "1s")
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Machine]:
+    """A machine with two agents."""
+    with Machine() as made:
+        made.up(agents=2)
+        yield made
+
+
+def test_a_command_gets_the_input_and_its_pod_ends_with_its_exit_code(stack: Machine) -> None:
+    given = os.urandom(1_000_000)
+    words = ("run", "--name", "reads", *SMALL, "--", "sh", "-c", "cat; exit 7")
+    done = stack.fed(*words, given=given, exits=7)
+    assert done.stdout == given
+    assert b"podgroup default/reads Failed" in done.stderr
+    with stack.client() as client:
+        [pod] = pods_of(client, "reads")
+        assert (pod.status.phase, pod.status.exit_code) == ("Failed", 7)
+
+
+def test_a_command_over_the_api_gets_the_input(stack: Machine) -> None:
+    with RunningApi(stack.url) as api:
+        door = {"BATCHQ_SERVER": f"unix:{api.socket}", "BATCHQ_REDIS_URL": "unix:///nowhere.sock"}
+        done = stack.fed("run", "--name", "api", *SMALL, "--", "wc", "-c", given=b"12345", **door)
+    assert done.stdout.split() == [b"5"]
+
+
+def test_all_pods_get_the_input_and_the_highest_exit_code_counts(stack: Machine) -> None:
+    words = ("run", "--name", "pair", "-N", "2", *SMALL, "--", "sh", "-c")
+    done = stack.fed(*words, "cat; sleep $BATCHQ_INDEX; exit 0", given=b"line\n")
+    assert sorted(done.stdout.splitlines()) == [b"0: line", b"1: line"]
+
+
+def test_a_command_that_cannot_start_ends_its_pod(stack: Machine) -> None:
+    words = ("run", "--name", "missing", *SMALL, "--", "no-such-program")
+    done = stack.fed(*words, given=b"", exits=127)
+    assert b"Pod default/missing-main-0: command not found: no-such-program" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--retries", "1"), b"error: --retries applies to groups in the background"),
+        (
+            ("-N", "33"),
+            b"error: this terminal can have commands in 32 pods at a time",
+        ),
+    ],
+)
+def test_options_that_no_input_can_have_are_refused(
+    stack: Machine, options: tuple[str, ...], sentence: bytes
+) -> None:
+    done = stack.fed("run", *options, "--", "cat", given=b"", exits=2)
+    assert done.stderr.startswith(sentence)
+
+
+def test_a_pod_ends_when_the_command_here_is_killed(stack: Machine) -> None:
+    with stack.terminal("run", "--pty", "--name", "lost", *SMALL, "--", "sh") as terminal:
+        terminal.type("echo ready=$((6 * 7))\n")
+        terminal.expect("ready=42")
+        terminal.process.kill()
+        with stack.client() as client:
+            until(lambda: phase(client, "lost") == "Failed", what="its pod is hung up")
+            [pod] = pods_of(client, "lost")
+            assert pod.status.signal == signal.SIGHUP
+
+
+# --- a terminal -----------------------------------------------------------------------------
+
+
+def test_a_shell_on_a_node_is_resized_and_interrupted_and_leaves_the_terminal_whole(
+    stack: Machine,
+) -> None:
+    with stack.terminal("run", "--pty", "--name", "shell", *SMALL, "--", "sh") as terminal:
+        terminal.type("stty size; echo in=$BATCHQ_POD\n")
+        terminal.expect("24 80")
+        terminal.expect("in=shell-main-0")
+        terminal.resize_and_interrupt_shell()
+        terminal.type("exit 5\n")
+        assert terminal.ended() == 5
+        assert terminal.attributes() == terminal.before
+
+
+def test_a_terminal_is_whole_after_its_agent_was_killed(machine: Machine) -> None:
+    machine.up()
+    agent = machine.agent("n1")
+    with machine.terminal("run", "--pty", "--name", "shell", *SMALL, "--", "sh") as terminal:
+        terminal.type("echo ready=$((6 * 7))\n")
+        terminal.expect("ready=42")
+        kill(agent.pid)
+        assert terminal.ended() == 8
+        assert terminal.attributes() == terminal.before
+    with machine.client() as client:
+        assert phase(client, "shell") in ("Cancelled", "Failed")
+
+
+def test_a_terminal_that_goes_away_cancels_its_group(stack: Machine) -> None:
+    with stack.terminal("run", "--pty", "--name", "closed", *SMALL, "--", "sh") as terminal:
+        terminal.type("echo ready=$((6 * 7))\n")
+        terminal.expect("ready=42")
+        terminal.process.send_signal(signal.SIGHUP)
+        assert terminal.ended() == 129
+        assert terminal.attributes() == terminal.before
+    with stack.client() as client:
+        assert phase(client, "closed") == "Cancelled"
+
+
+def test_two_interrupts_while_it_waits_cancel_a_group(stack: Machine) -> None:
+    words = ("run", "--pty", "--name", "waits", "--cpus", "100", "--", "sh")
+    with stack.terminal(*words) as terminal:
+        terminal.expect("Submitted waits")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.expect("Ctrl-C again within a second cancels it")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.ended() == 130
+    with stack.client() as client:
+        assert phase(client, "waits") == "Cancelled"
+
+
+# --- allocations ----------------------------------------------------------------------------
+
+
+def test_commands_run_in_an_allocation_which_ends_with_its_own(stack: Machine) -> None:
+    script = "batchq run -- sh -c 'echo pod $BATCHQ_INDEX'; echo $BATCHQ_POD_NAMES; exit 4"
+    words = ("alloc", "--name", "held", "-N", "2", *SMALL, "--", "sh", "-c", script)
+    done = stack.fed(*words, given=b"", exits=4, **PATH)
+    *said, names = done.stdout.decode().splitlines()
+    assert sorted(said) == ["0: pod 0", "1: pod 1"]
+    assert names == "held-main-0,held-main-1"
+    assert b"Allocated held: 2 pods" in done.stderr
+    with stack.client() as client:
+        assert phase(client, "held") == "Completed"
+
+
+def test_a_step_of_an_allocation_cannot_ask_for_more(stack: Machine) -> None:
+    script = "batchq run --cpus 2 -- true"
+    words = ("alloc", "--name", "small", *SMALL, "--", "sh", "-c", script)
+    done = stack.fed(*words, given=b"", exits=2, **PATH)
+    assert b"error: --cpus applies to a group of its own" in done.stderr
+
+
+def test_an_allocation_ends_when_the_command_that_holds_it_is_killed(stack: Machine) -> None:
+    process = stack.start("alloc", "--name", "orphan", *SMALL, "--", "sleep", "604")
+    until(lambda: "Allocated orphan" in stack.output_of(process), what="it is allocated")
+    [command] = [
+        one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "604"]
+    ]
+    process.kill()
+    process.wait(20)
+    command.kill()
+    with stack.client() as client:
+        until(lambda: phase(client, "orphan") == "Failed", what="its pod is hung up")

@@ -323,8 +323,7 @@ def test_no_process_of_another_account_outlives_its_pod(
         assert (status.exit_code, status.finished_at is None) == (0, False)
         lived_until = int((shared / kind).read_text().split()[-1])
         assert lived_until <= (status.finished_at or 0)
-    alice = account(ALICE).pw_uid
-    assert not [one.pid for one in psutil.process_iter() if one.uids().real == alice]
+    assert processes_with(str(tool)) == []
 
 
 @pytest.mark.parametrize("containment", ["pid-namespace", "subreaper"])
@@ -332,9 +331,12 @@ def test_pods_of_other_accounts_end_with_a_killed_agent(
     site: Site, client: Client, containment: str
 ) -> None:
     agent = site.start_agent("--containment", containment)
-    site.submit("alice", "left", *shell("env -i setsid sleep 4321 & setsid sleep 4322 & wait"))
-    until(lambda: len(sleepers()) == 2, what="the pod has started its processes")
-    before = set(sleepers())
+    # Tests of other processes run at the same time.
+    seconds = str(600_000 + os.getpid())
+    script = shell(f"env -i setsid sleep {seconds} & setsid sleep {seconds} & wait")
+    site.submit("alice", "left", *script)
+    until(lambda: len(sleepers(seconds)) == 2, what="the pod has started its processes")
+    before = sleepers(seconds)
     ours = [agent.pid, *(one.pid for one in psutil.Process(agent.pid).children(recursive=True))]
     agents = account(AGENT).pw_uid
     # Agent, work-horse and guard at once, so that only the next agent is left to end the pod.
@@ -345,17 +347,22 @@ def test_pods_of_other_accounts_end_with_a_killed_agent(
     site.start_agent("--containment", containment)
     assert [pid for pid in before if is_alive(pid)] == []
     # The pod was lost with its agent, and starts again.
-    until(lambda: len(sleepers()) == 2, what="the next attempt runs")
+    until(lambda: len(sleepers(seconds)) == 2, what="the next attempt runs")
     (pod,) = pods_of(client, "left")
     assert (pod.status.losses, pod.status.last_reason) == (1, "NodeLost")
 
 
-def sleepers() -> list[int]:
-    """Return the processes that the pod of the test before has started."""
+def sleepers(seconds: str) -> list[int]:
+    """Return the processes that sleep for so long, without the shells that start them."""
+    return [pid for pid in processes_with(seconds) if psutil.Process(pid).name() == "sleep"]
+
+
+def processes_with(word: str) -> list[int]:
+    """Return the living processes with a word in their command lines."""
     return [
         one.pid
         for one in psutil.process_iter(["cmdline"])
-        if one.info["cmdline"] in (["sleep", "4321"], ["sleep", "4322"])
+        if word in (one.info["cmdline"] or ()) and is_alive(one.pid)
     ]
 
 

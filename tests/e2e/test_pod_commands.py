@@ -13,6 +13,7 @@ import psutil
 import pytest
 import redis
 
+from batchq.worker.host.runtimes import runtime_labels
 from tests.e2e.machine import Machine, kill, phase, until
 from tests.http.api_process import RunningApi
 
@@ -71,6 +72,25 @@ def test_a_command_has_the_environment_and_the_folder_of_its_pod(stack: Machine)
         stack, {}, "host-main-0", "--", "sh", "-c", 'echo "$BATCHQ_POD $BATCHQ_NODE $PWD"'
     )
     assert done.stdout.decode() == f"host-main-0 n1 {stack.root}\n"
+
+
+def test_a_command_in_a_pod_with_a_container_has_its_files_and_devices(stack: Machine) -> None:
+    if runtime_labels()["batchq/runtime-bwrap"] != "yes":
+        pytest.skip("bubblewrap is not installed, or this machine forbids what it needs")
+    stack.file("inside", "the mounted file")
+    target = stack.root / "target"
+    target.touch()
+    run_pod(
+        stack,
+        "contained",
+        "sleep 600",
+        *("--isolate", "devices", "--mount", f"{stack.root}/inside:{target}:ro"),
+    )
+    done = execute(stack, {}, "contained-main-0", "--", "sh", "-c", f"cat {target}; ls /dev")
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"the mounted file")
+    assert b"mem\n" not in done.stdout
+    stack.batchq("cancel", "contained")
 
 
 def test_input_of_any_bytes_is_passed_on_whole(stack: Machine, door: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from batchq.api.devices import DEVICES_ANNOTATION, Device, encode_devices
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.node_report import AGENT_ANNOTATION, SPOILED
+from batchq.api.node_report import AGENT_ANNOTATION, RUN_AS_ANNOTATION, SPOILED
 from batchq.api.objects import Dependency, Unreadable
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import Delivery, Event
@@ -441,6 +441,15 @@ def test_nothing_is_found_in_a_healthy_system() -> None:
     assert [one for one in report.findings if one.level is not Level.OK] == []
     assert [one.check for one in report.findings] == [check.__name__ for check in CHECKS]
     assert report.worst is Level.OK
+
+
+def test_ready_nodes_say_under_which_accounts_their_pods_run() -> None:
+    nodes = [
+        node(name, annotations={AGENT_ANNOTATION: f"{name}:1:1", RUN_AS_ANNOTATION: said})
+        for name, said in (("n1", "owner"), ("n2", "root"), ("n3", "owner"))
+    ]
+    [found] = [one for one in diagnose(a_state(*nodes)).findings if one.check == "nodes"]
+    assert (found.level, found.found) == (Level.OK, "3 ready; pods run as owner on 2, root on 1")
 
 
 def test_every_check_says_what_it_wants() -> None:

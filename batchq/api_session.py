@@ -31,6 +31,8 @@ _TIMEOUT_S = 30.0
 #: A stream without news says so every 15 s.
 _STREAM_TIMEOUT_S = 60.0
 _MOST_BYTES = 64 * 1024 * 1024
+#: Of a stream, at a time.
+_PART_BYTES = 64 * 1024
 #: How long a request waits, in all, for an API that has had too many of them.
 _LONGEST_TURN_S = 60.0
 #: A connection that was idle for longer is not used again.
@@ -168,7 +170,7 @@ class ApiSession:
                 if answer.status >= HTTPStatus.BAD_REQUEST:
                     self._checked(answer.read(_MOST_BYTES), answer.status, Any)
                 # An answer that ends the connection has taken its socket over.
-                stream = connection.sock
+                stream, begun = connection.sock, b""
                 while True:
                     left_s = _STREAM_TIMEOUT_S
                     if deadline is not None:
@@ -178,14 +180,17 @@ class ApiSession:
                     if stream is not None:
                         stream.settimeout(left_s)
                     try:
-                        line = answer.readline()
+                        # Not `readline`: to that, a stream that was cut has ended as it should.
+                        data = answer.read1(_PART_BYTES)
                     except TimeoutError:
                         if deadline is not None and monotonic() >= deadline:
                             return
                         raise
-                    if not line:
+                    if not data:
+                        yield from filter(None, [begun])
                         return
-                    yield line
+                    *whole, begun = (begun + data).split(b"\n")
+                    yield from whole
         finally:
             connection.close()
 
@@ -258,6 +263,8 @@ class ApiSession:
             ) from None
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            if isinstance(error, http.client.IncompleteRead):
+                why = "the connection was cut"
             raise StoreUnavailable(
                 f"the API at {server} does not answer: {why}", hint="is `batchq api` running there?"
             ) from None

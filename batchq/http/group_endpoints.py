@@ -507,6 +507,9 @@ def group_logs(call: ApiCall) -> StreamAnswer:
             call.renew_rights()
             call.require(group.metadata.namespace, owner=group.status.submitted_by)
             yield b"".join(written(line) for line in lines)
+        if follow and call.context.is_ending():
+            # A reader would take a mere end for that of the group, and miss what follows.
+            raise not_ready("the API is ending")
 
     return StreamAnswer(stream="logs", content_type=form, parts=parts)
 

@@ -165,6 +165,48 @@ def test_a_request_is_sent_in_one_piece(tmp_path: Path) -> None:
     assert pieces[1].startswith(b"GET /v1/me HTTP/1.1\r\n")
 
 
+@pytest.mark.parametrize(
+    "sent", [b"", b"3\r\n{}\n\r\n", b"3\r\n{}\n", b"9\r\n{}\n", b"3\r\n{}\n\r\n5\r\n"]
+)
+def test_a_stream_that_is_cut_has_not_ended(tmp_path: Path, sent: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    lines, error = streamed(tmp_path, head + sent)
+    assert lines == ([b"{}"] if sent else [])
+    assert error is not None
+
+
+def test_a_stream_that_ends_has_its_last_line(tmp_path: Path) -> None:
+    chunks = b"5\r\n{}\n{}\r\n6\r\n\n{}\n{}\r\n0\r\n\r\n"
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert streamed(tmp_path, head + chunks) == ([b"{}"] * 4, None)
+
+
+def streamed(folder: Path, answer: bytes) -> tuple[list[bytes], StoreUnavailable | None]:
+    """Return the lines of a stream, and the error that ends it."""
+
+    def answer_once(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65_536)
+            connection.sendall(answer)
+
+    found: list[bytes] = []
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "s"))
+        listening.listen()
+        answering = threading.Thread(target=answer_once, args=(listening,))
+        answering.start()
+        try:
+            with ApiSession(ApiCredentials(server=f"unix:{folder / 's'}")) as session:
+                for line in session.lines("/v1/groups?watch=true"):
+                    found.append(line)  # noqa: PERF402 - what came before an error counts
+        except StoreUnavailable as error:
+            return found, error
+        finally:
+            answering.join(20)
+    return found, None
+
+
 def test_a_client_that_has_sent_too_much_waits_and_goes_on(
     server: Server, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

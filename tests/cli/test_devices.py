@@ -56,6 +56,7 @@ def test_the_list_shows_the_pods_the_use_and_the_trouble_of_each_device(
     assert batchq("nodes", "devices", "-o", "name").lines == ["GPU-a", "GPU-b", "MIG-c"]
 
 
+@pytest.mark.both_doors
 def test_programs_get_every_field_of_a_device(batchq: Batchq, busy: Stage) -> None:
     found = json.loads(batchq("nodes", "devices", "gpu-01", "-o", "json").out)
     assert found["kind"] == "DeviceList"

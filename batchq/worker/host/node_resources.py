@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
+from batchq.api.notation import resource_problem
 from batchq.api.resources import CPU, MEMORY, describe_quantity, parse_quantity
 from batchq.errors import UsageError
 from batchq.system import structlog
@@ -56,6 +57,8 @@ def parse_resources(text: str) -> dict[str, int]:
                 f"--resources: expected name=quantity, found {part.strip()!r}",
                 hint="write them as in cpu=16,memory=64Gi,gpu=4",
             )
+        if problem := resource_problem(name):
+            raise UsageError(f"--resources: {problem}")
         if name in amounts:
             raise UsageError(f"--resources: {name} is named twice", hint="name it once")
         try:

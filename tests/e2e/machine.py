@@ -81,6 +81,10 @@ class Machine:
     def __exit__(self, *error: object) -> None:
         if any(error):
             self._print_logs()
+        has_server = embedded_server.record_path(self.home).exists()
+        if self._agents and has_server and embedded_server.running_server(self.home) is None:
+            # Agents would wait for it.
+            embedded_server.ensure_server(self.home)
         self.end_processes()
         paths = set(self.home.run.glob("*.json")) - {embedded_server.record_path(self.home)}
         records = [one for path in sorted(paths) if (one := detached.read_record(path)) is not None]

@@ -104,14 +104,25 @@ class Home:
             _refuse_strangers(self.socket.parent)
 
     def hand_over(self, uid: int, gid: int) -> None:
-        """Give the root to another account, for which this process, as root, prepares to exchange
-        its own. A root that is in use already stays as it is. Raises InvalidInput.
+        """Give it to another account, which this process is about to take instead of root's.
+
+        A service manager may have made root the owner of everything in it again. Only what is
+        batchq's there is touched, and never through a link. Raises InvalidInput.
         """
         try:
             self.root.parent.mkdir(parents=True, exist_ok=True)
             self.root.mkdir(mode=0o700, exist_ok=True)
-            if not any(self.root.iterdir()):
-                os.chown(self.root, uid, gid)
+            if self.root.stat().st_uid == uid:
+                return
+            own = [self.data, self.run, self.logs, self.node_credentials]
+            if any(path not in own for path in self.root.iterdir()):  # such as those of /
+                raise InvalidInput(
+                    f"cannot keep state in {self.root}: it holds other files, and would be given to"
+                    f" user {uid}",
+                    hint=_ELSEWHERE,
+                )
+            for path in (self.root, *own):
+                _chown_all(path, uid, gid)
         except OSError as error:
             raise InvalidInput(
                 f"cannot keep state in {self.root}: {error.strerror}", hint=_ELSEWHERE
@@ -327,6 +338,16 @@ def _make_private(folder: Path, *, but: int) -> None:
         ) from error
     if not writable:
         raise InvalidInput(f"cannot keep state in {folder}: Permission denied", hint=_ELSEWHERE)
+
+
+def _chown_all(path: Path, uid: int, gid: int) -> None:
+    """Change the owner of a file, or of a folder and everything in it. Raises OSError."""
+    if not path.is_symlink() and path.is_dir():
+        for _, folders, files, place in os.fwalk(path):
+            for name in (*folders, *files):
+                os.chown(name, uid, gid, dir_fd=place, follow_symlinks=False)
+    if path.exists():
+        os.chown(path, uid, gid, follow_symlinks=False)
 
 
 def _stat(path: Path) -> os.stat_result | None:

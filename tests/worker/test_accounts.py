@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from msgspec import structs
 from batchq.api.objects import PodGroup
 from batchq.api.tokens import signature_of
 from batchq.errors import InvalidInput, UsageError
-from batchq.paths import read_signing_key
+from batchq.paths import Home, read_signing_key
 from batchq.worker.agent.agent import AgentSettings
 from batchq.worker.host import privileges
 from batchq.worker.host.accounts import NoAccount, PodAccounts, agents_account, read_user_map
@@ -53,9 +54,9 @@ def group_of(owner: str, *, key: bytes | None = KEY) -> PodGroup:
 
 def the_account(group: PodGroup, **rules: Any) -> str:
     """Return the name of the account for the group, or why it has none."""
-    rules = {"agent": an_account("batchq-worker"), "key": KEY} | rules
+    given: dict[str, Any] = {"agent": an_account("batchq-worker"), "key": KEY} | rules
     try:
-        return PodAccounts(**rules).of(group).name
+        return PodAccounts(**given).of(group).name
     except NoAccount as why:
         return str(why)
 
@@ -234,6 +235,52 @@ def test_the_agents_account_exists_and_is_not_root() -> None:
     for name in ("gone", "root"):
         with pytest.raises(UsageError, match=f"--agent-user {name}: "):
             agents_account(name)
+
+
+AS_ROOT = pytest.mark.skipif(
+    not privileges.holds(Capability.CHOWN), reason="needs the rights of root"
+)
+
+
+@AS_ROOT
+def test_a_home_that_root_owns_again_is_given_to_the_agent_without_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("of root")
+    home = Home(tmp_path / "home")
+    home.hand_over(1, 1)
+    assert home.root.stat().st_uid == 1
+    # As a service manager leaves it that makes root the owner of everything at each start.
+    os.chown(home.root, 0, 0)
+    (home.run / "n1").mkdir(parents=True)
+    (home.run / "n1" / "pod.json").write_text("{}")
+    (home.run / "link").symlink_to(outside)
+    home.logs.symlink_to(tmp_path)
+    home.hand_over(1, 1)
+    given = (home.root, home.run, home.run / "n1", home.run / "n1" / "pod.json", home.run / "link")
+    assert {path.lstat().st_uid for path in given} == {1}
+    assert (outside.stat().st_uid, tmp_path.stat().st_uid) == (0, 0)
+
+
+@AS_ROOT
+def test_a_folder_that_holds_other_files_is_given_to_no_one(tmp_path: Path) -> None:
+    other = tmp_path / "etc"
+    other.mkdir()
+    with pytest.raises(InvalidInput, match="it holds other files, and would be given to user 1"):
+        Home(tmp_path).hand_over(1, 1)
+    assert other.stat().st_uid == 0
+
+
+def test_a_home_is_opened_to_pods_that_know_the_names_of_their_files() -> None:
+    # The folders of pytest are closed to other users.
+    with tempfile.TemporaryDirectory(prefix="bq") as made:
+        folder = Path(made)
+        home = Home(folder / "home")
+        with pytest.raises(InvalidInput, match=f"{folder} is closed to them"):
+            home.open_to_pods()
+        folder.chmod(0o755)
+        home.open_to_pods()
+        modes = [path.stat().st_mode & 0o777 for path in (home.root, home.run, home.logs)]
+        assert modes == [0o711, 0o711, 0o700]
 
 
 def test_pods_run_as_the_agents_account_unless_an_agent_is_told_otherwise() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import http.client
+import resource
 import select
 import socket
 import threading
@@ -17,7 +20,7 @@ from batchq.http.limits import Rate, StreamPlaces, TokenBuckets, Turns
 from batchq.http.problems import ApiProblem
 from tests.client.stage import Stage
 from tests.harness.server import Server
-from tests.http.api_process import RunningApi
+from tests.http.api_process import ApiProcess, RunningApi
 from tests.http.manifests import groups_of, manifest
 
 DEFAULT = groups_of("default")
@@ -204,6 +207,37 @@ def test_more_connections_than_there_may_be_are_closed(
             except OSError:
                 pause.wait(0.02)
     raise AssertionError("the places were not freed")
+
+
+@pytest.mark.slow
+def test_ten_thousand_connections_do_not_end_the_api(server: Server) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = min(10_000, hard - 500)
+    assert many > 2 * connections.MOST_CONNECTIONS
+    resource.setrlimit(resource.RLIMIT_NOFILE, (many + 400, hard))
+    held = []
+    try:
+        with ApiProcess(server.url) as api:
+            pause = threading.Event()
+            for _ in range(many):
+                held.append(socket.socket(socket.AF_UNIX))
+                held[-1].setblocking(False)
+                # With a full backlog, the kernel does not let a connection wait.
+                while held[-1].connect_ex(str(api.socket)) == errno.EAGAIN:
+                    pause.wait(0.01)
+            for _ in range(600):
+                # The places are free again once those that say nothing are cut.
+                with suppress(OSError, http.client.HTTPException):
+                    if api.caller()("GET", "/livez").status == 200:
+                        break
+                pause.wait(0.1)
+            else:
+                raise AssertionError("the API does not answer")
+            assert "Traceback" not in api.log.read_text()
+    finally:
+        for one in held:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Hands:

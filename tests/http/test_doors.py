@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from batchq.cli.main import main
+from batchq.client.access_control import Actor, Delegate
 from tests.client.stage import Stage
 from tests.e2e.test_two_users import as_other_user, public_python
 from tests.harness.server import Server
@@ -114,6 +115,20 @@ print(answer.status, answer.read().decode())
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("behind_proxy", [True, False])
+def test_only_a_proxys_own_word_of_an_address_counts(
+    server: Server, stage: Stage, behind_proxy: bool
+) -> None:
+    with RunningApi(server.url, behind_proxy=behind_proxy) as api, Delegate(server.url) as delegate:
+        actor = Actor(user="root@host", via="redis")
+        caller = api.caller(delegate.access.create_token("eve", actor).text)
+        # The caller has written all but the last address, which the proxy appends.
+        forwarded = {"X_Forwarded_For": "10.0.0.1, 203.0.113.9", "X_Real_IP": "10.0.0.1"}
+        assert caller("POST", groups_of("default"), manifest("mine"), **forwarded).status == 403
+        [*_, last] = delegate.access.audit(10)
+    assert last.record.address == ("203.0.113.9" if behind_proxy else "127.0.0.1")
+
+
 def test_another_account_is_itself_and_has_no_rights_of_ours(server: Server, stage: Stage) -> None:
     stage.client.submit(manifest("train"))
     python = public_python()

@@ -14,6 +14,7 @@ import pytest
 from batchq.api.access import Scope, Verb, Visibility, parse_binding
 from batchq.client.access_control import Actor, Delegate
 from batchq.http.application import ApiApplication
+from batchq.http.route_table import ROUTES
 from tests.client.stage import Stage
 from tests.harness.server import Server
 from tests.http.api_process import Caller, RunningApi
@@ -202,6 +203,31 @@ def test_a_token_permits_at_most_its_scope(lab: Lab) -> None:
     )
     assert of_ml("POST", ML, manifest("two")).status == 201
     assert of_ml("POST", f"{ML}/two/cancel").status == 403
+
+
+def test_no_answer_and_no_log_contains_a_secret_or_its_digest(
+    lab: Lab, server: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lab.bind("user:root", "operator")
+    lab.bind("user:root", "admin")
+    access = lab.delegate.access
+    made = [
+        access.create_token("root", ROOT),
+        access.invite("bob", ROOT),
+        access.invite_node("gpu1", ROOT),
+        access.log_in("ana@example.org", ["oidc:ml"], "5f" * 32, ROOT),
+    ]
+    root = lab.caller(made[0].text)
+    for one in made[1:]:
+        assert lab.caller(one.text)("GET", "/v1/groups/nothing").status in (200, 401, 404)
+    secrets = [part for one in made for part in (one.text.split("_", 2)[2][:43], one.record.digest)]
+    names = {"namespace": "ml", "name": "default", "id": made[0].record.id, "session": "0" * 48}
+    reads = [one for one in ROUTES if one.method == "GET" and one.name != "awaitChange"]
+    for route in reads:
+        found = root("GET", route.path.format(**names)).body.decode()
+        assert [secret for secret in secrets if secret in found] == [], route.path
+    out, err = capfd.readouterr()
+    assert [secret for secret in secrets if secret in out + err] == []
 
 
 def test_a_token_makes_no_tokens_and_the_socket_makes_the_callers_own(

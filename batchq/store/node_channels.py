@@ -349,6 +349,8 @@ class WakeReason(StrEnum):
 
 
 EVERYTHING = frozenset(WakeReason)
+#: The field that names jobs beside the wake reason, and how many jobs a listener keeps.
+_JOBS, _MOST_ANNOUNCED = b"jobs", 8
 
 
 def notify(link: Link, nodes: Sequence[str], word: WakeReason) -> None:
@@ -415,6 +417,7 @@ class WakeUpChannel:
         self._not_before = 0.0
         # From the oldest entry kept: notifications sent before the agent listened are read now.
         self._last_id = "0-0"
+        self._announced: list[bytes] = []
         self._requests_key = keys.exec_requests(node)
         #: The last entry of the requests that was read; "" while nothing listens to them.
         self._last_request = ""
@@ -431,6 +434,14 @@ class WakeUpChannel:
     def take_requests(self) -> list[bytes]:
         """Return the requests received since the last call."""
         found, self._requests = self._requests, []
+        return found
+
+    def take_announced(self) -> list[bytes]:
+        """Return the newest ids of jobs that notifications have named since the last call.
+
+        They are hints: a job may be missing among them, taken already, or not exist.
+        """
+        found, self._announced = self._announced, []
         return found
 
     def fileno(self) -> int | None:
@@ -498,7 +509,12 @@ class WakeUpChannel:
         if not entries:
             return frozenset()
         self._last_id = entries[-1][0].decode()
-        words = {value.decode(errors="replace") for _, fields in entries for value in fields[1::2]}
+        pairs = [
+            pair for _, fields in entries for pair in zip(fields[::2], fields[1::2], strict=False)
+        ]
+        words = {value.decode(errors="replace") for name, value in pairs if name != _JOBS}
+        jobs = [job for name, value in pairs if name == _JOBS for job in value.split()]
+        self._announced = (self._announced + jobs)[-_MOST_ANNOUNCED:]
         # A reason from a later version may mean anything.
         if len(entries) == NODE_NOTIFICATIONS_KEPT or not words <= set(WakeReason):
             return EVERYTHING

@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from rq import Queue
 from rq.exceptions import DeserializationError, NoSuchJobError
@@ -157,6 +157,30 @@ def _unpacked(data: bytes) -> bytes:
 def is_id(job_id: bytes) -> bool:
     """Return whether an RQ job with this id may be a pod's attempt."""
     return _ID.fullmatch(job_id) is not None
+
+
+#: The record and the pod of each job, as HMGET and HGET answer them.
+FoundJobs: TypeAlias = dict[str, tuple[Any, bytes | None]]
+
+
+def add_reads(pipeline: Any, job_ids: Sequence[str]) -> None:
+    """Add the reads of jobs' records and pods to a pipeline."""
+    for job_id in job_ids:
+        pipeline.hmget(PodJob.key_for(job_id), "data", "origin")
+    if job_ids:
+        pipeline.hmget(keys.objects("Pod"), [job_id.rpartition("-")[0] for job_id in job_ids])
+
+
+def read_answers(job_ids: Sequence[str], answers: Sequence[Any]) -> FoundJobs:
+    """Return what answers `add_reads`."""
+    if not job_ids:
+        return {}
+    *records, pods = answers
+    if isinstance(pods, Exception):
+        # The claim reads the pods again and reports the error.
+        pods = [None] * len(job_ids)
+    answered = zip(job_ids, records, pods, strict=True)
+    return {job_id: (record, pod) for job_id, record, pod in answered}
 
 
 def queue_name(node: str) -> str:

@@ -11,6 +11,8 @@ import redis
 from batchq.api.lifecycle import PodPhase
 from batchq.api.transaction import Delivery, Transaction
 from batchq.store.redis import RedisStore
+from batchq.store.rq_link import RqLink
+from batchq.worker.agent.slots import Slots
 from batchq.worker.rq_delivery import DELIVERIES_AT_ONCE, Relay
 from tests.contract.made import pod, put, queue, writing
 from tests.harness.trips import Trips
@@ -48,7 +50,9 @@ def test_bound_pods_are_in_the_queues_of_their_nodes_after_the_commit(
     assert raw.lrange("{bq}-rq:n2:queue:bq-node-n2", 0, -1) == [b"u2-1-0-7"]
     assert redis_store.outbox() == ()
     notifications = cast("list[tuple[bytes, dict[bytes, bytes]]]", raw.xrange(CHANNEL))
-    assert [fields for _, fields in notifications] == [{b"word": b"pods"}]
+    assert [fields for _, fields in notifications] == [
+        {b"word": b"pods", b"jobs": b"u1-1-0-7 u3-1-0-7"}
+    ]
     assert all(0 < raw.ttl(key) <= 24 * 3600 for key in (QUEUE, RECORD, CHANNEL))
 
 
@@ -133,3 +137,35 @@ def test_a_commit_that_binds_very_many_pods_leaves_them_to_the_relay(
     gang = Transaction(subject="x/g", writes=(put(queue("q")),), deliveries=deliveries)
     assert redis_store.commit([gang], request_id="1").delivered == 0
     assert len(redis_store.outbox()) == DELIVERIES_AT_ONCE + 1
+
+
+@pytest.mark.usefixtures("relay")
+def test_announced_pods_are_taken_in_one_round_trip_and_others_in_two(
+    redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = RqLink(redis_store.url)
+    slots = Slots(link, "n1", prefix="test")
+    slots.take(1)
+    trips = Trips(monkeypatch)
+    taken: list[tuple[str, bytes | None]] = []
+
+    def take(*announced: bytes) -> None:
+        jobs, _ = slots.take(2, announced)
+        taken.extend((job.id, job.pod) for job in jobs)
+
+    for number, announced in enumerate(([b"u0-1-0-7", b"\xff"], [b"u7-1-0-7"], [])):
+        redis_store.commit([binding(f"u{number}")], request_id=f"{number}")
+        assert trips.of(lambda announced=announced: take(*announced)) == (2 if number else 1)  # type: ignore[misc]
+    assert [job for job, _ in taken] == ["u0-1-0-7", "u1-1-0-7", "u2-1-0-7"]
+    assert all(b'"u%d"' % number in (pod or b"") for number, (_, pod) in enumerate(taken))
+    link.close()
+
+
+@pytest.mark.usefixtures("relay")
+def test_an_announced_job_that_is_not_in_the_queue_is_not_taken(redis_store: RedisStore) -> None:
+    link = RqLink(redis_store.url)
+    slots = Slots(link, "n1", prefix="test")
+    redis_store.commit([binding()], request_id="1")
+    assert [job.id for job in slots.take(2, [b"u1-1-0-7"])[0]] == ["u1-1-0-7"]
+    assert slots.take(2, [b"u1-1-0-7"]) == ([], False)
+    link.close()

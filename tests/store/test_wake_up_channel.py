@@ -171,6 +171,19 @@ def test_a_listener_hears_the_wake_reason_or_all_reasons_if_some_may_be_missed(
     assert words_heard(bell) == EVERYTHING
 
 
+def test_a_listener_keeps_the_newest_jobs_that_notifications_name(
+    raw: redis.Redis, bell: WakeUpChannel
+) -> None:
+    bell.listen()
+    raw.xadd(KEY, {"word": "pods", "jobs": "a-1 b-1"})
+    assert words_heard(bell) == {WakeReason.PODS}
+    bell.listen()
+    raw.xadd(KEY, {"word": "pods", "jobs": " ".join(f"c-{number}" for number in range(7))})
+    assert words_heard(bell) == {WakeReason.PODS}
+    assert bell.take_announced() == [b"b-1", *(b"c-%d" % number for number in range(7))]
+    assert bell.take_announced() == []
+
+
 def test_only_a_few_of_many_notifications_are_kept(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:

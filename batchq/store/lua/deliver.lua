@@ -7,6 +7,10 @@
 --       of the nodes' queues, and these words; then for each delivery its transaction's place in the
 --       commit and its node's place (1, 2, ...), its field in the outbox, the job's id, the payload.
 -- Answers: how many were enqueued.
+
+-- Jobs that a notification names, so that the agent reads them in the request that takes them.
+local MOST_ANNOUNCED = 8
+
 local refused = refuse_size()
 if refused then return refused end
 local answered = redis.call('GET', KEYS[1])
@@ -14,7 +18,7 @@ if not answered then return 0 end
 local answers = cjson.decode(answered)[2]
 local nodes, shared = tonumber(ARGV[5]), tonumber(ARGV[6])
 local words = {unpack(ARGV, 7 + nodes, 6 + nodes + shared)}
-local enqueued, has_some = 0, {}
+local enqueued, jobs = 0, {}
 for place = 7 + nodes + shared, #ARGV - 4, 5 do
   local number = (place - 7 - nodes - shared) / 5 + 1
   local transaction, node, field, id, payload = unpack(ARGV, place, place + 4)
@@ -30,13 +34,15 @@ for place = 7 + nodes + shared, #ARGV - 4, 5 do
       redis.call('EXPIRE', record, ARGV[4])
       redis.call('EXPIRE', queue, ARGV[4])
       redis.call('HDEL', KEYS[2], field)
-      enqueued, has_some[node] = enqueued + 1, true
+      jobs[node] = jobs[node] or {}
+      enqueued, jobs[node][#jobs[node] + 1] = enqueued + 1, id
     end
   end
 end
-for node in pairs(has_some) do
+for node, ids in pairs(jobs) do
   -- A damaged wake-up channel is ignored.
-  redis.pcall('XADD', KEYS[2 + 2 * node], 'MAXLEN', ARGV[1], '*', 'word', ARGV[3])
+  redis.pcall('XADD', KEYS[2 + 2 * node], 'MAXLEN', ARGV[1], '*', 'word', ARGV[3],
+    'jobs', table.concat(ids, ' ', 1, math.min(#ids, MOST_ANNOUNCED)))
   redis.pcall('EXPIRE', KEYS[2 + 2 * node], ARGV[2])
 end
 return enqueued

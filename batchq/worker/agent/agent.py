@@ -417,7 +417,7 @@ class Agent:
         if not most or now_ms < self._listener.look_at:
             return
         most = self._listener.limit(most)
-        jobs, has_more = self._slots.take(most)
+        jobs, has_more = self._slots.take(most, self._listener.take_announced())
         self._note_answer()
         self._listener.note_look(now_ms=now_ms, has_more=has_more)
         deliveries: list[DeliveredPod] = []

@@ -45,12 +45,15 @@ from batchq.worker.agent.messages import DisownPod, StopPod, VouchFor
 from batchq.worker.host import processes
 from batchq.worker.host.processes import Signals
 from batchq.worker.rq_delivery import (
+    FoundJobs,
     NoAlarm,
     NotOurs,
     PodJob,
+    add_reads,
     enqueue,
     is_id,
     node_queue,
+    read_answers,
 )
 from batchq.worker.workhorse.inner_commands import InnerOrder
 from batchq.worker.workhorse.leases import OwnServer, Voucher, VoucherTable
@@ -322,15 +325,16 @@ class Slots:
 
     # --- from the queue to a work-horse -----------------------------------------------------
 
-    def take(self, most: int) -> tuple[list[PodJob], bool]:
+    def take(self, most: int, announced: Sequence[bytes] = ()) -> tuple[list[PodJob], bool]:
         """Take up to `most` RQ jobs from the queue; return them, and whether more are left.
 
-        Drop jobs that are no pod's attempt. Raise StoreUnavailable; the jobs taken by then are
-        enqueued again later.
+        What is `announced` is read in the same request; all other jobs take one more. Drop jobs
+        that are no pod's attempt. Raise StoreUnavailable; the jobs taken by then are enqueued again
+        later.
         """
         with self._link.errors():
-            taken, has_more = self._dequeue(most)
-            jobs = [job for job in self._read(taken) if self._is_pod(job)]
+            taken, has_more, found = self._dequeue(most, announced)
+            jobs = [job for job in self._read(taken, found) if self._is_pod(job)]
         return jobs, has_more
 
     def take_spoiled(self) -> list[str]:
@@ -616,8 +620,9 @@ class Slots:
     def _all(self) -> list[Slot]:
         return [*self._free, *(horse.slot for horse in self._all_horses())]
 
-    def _dequeue(self, most: int) -> tuple[list[str], bool]:
-        """Return the ids of the next RQ jobs, and whether more are left.
+    def _dequeue(self, most: int, announced: Sequence[bytes]) -> tuple[list[str], bool, FoundJobs]:
+        """Return the ids of the next RQ jobs, whether more are left, and what the announced jobs
+        are.
 
         The same request removes handled records. From here until its start claim is posted, a job
         is in RQ's intermediate list or in no list: if the agent dies meanwhile, the pod stays Bound
@@ -633,28 +638,34 @@ class Slots:
             pipeline.lmove(queue.key, queue.intermediate_queue_key)
         pipeline.expire(queue.intermediate_queue_key, keys.RQ_TTL_S)
         pipeline.lrange(queue.key, 0, 0)
-        *taken, _, left = pipeline.execute()[-most - 2 :]
+        names = [one.decode() for one in dict.fromkeys(announced) if is_id(one)]
+        past = len(pipeline)
+        add_reads(pipeline, names)
+        answers = pipeline.execute(raise_on_error=False)
+        for answer in answers[:past]:
+            if isinstance(answer, Exception):
+                raise answer
+        *taken, _, left = answers[past - most - 2 : past]
+        found = read_answers(names, answers[past:])
         del self._handled[: len(handled)]
         ids = [job_id.decode() for job_id in taken if job_id is not None and is_id(job_id)]
         if any(job_id is not None and not is_id(job_id) for job_id in taken):
             self._ids_in(queue.intermediate_queue_key)
-        return ids, bool(left)
+        return ids, bool(left), found
 
-    def _read(self, ids: Sequence[str]) -> list[PodJob]:
-        """Return the RQ jobs with these ids and their pods; a job delivered twice counts once."""
+    def _read(self, ids: Sequence[str], found: FoundJobs) -> list[PodJob]:
+        """Return the RQ jobs with these ids and their pods, of which some are `found`; a job
+        delivered twice counts once.
+        """
         names = list(dict.fromkeys(ids))
-        if not names:
-            return []
-        pipeline = self._queue.connection.pipeline(transaction=False)
-        for job_id in names:
-            pipeline.hmget(PodJob.key_for(job_id), "data", "origin")
-        pipeline.hmget(keys.objects("Pod"), [job_id.rpartition("-")[0] for job_id in names])
-        *records, pods = pipeline.execute(raise_on_error=False)
-        if isinstance(pods, Exception):
-            # The claim reads the pods again and reports the error.
-            pods = [None] * len(names)
+        unread = [job_id for job_id in names if job_id not in found]
+        if unread:
+            pipeline = self._queue.connection.pipeline(transaction=False)
+            add_reads(pipeline, unread)
+            found |= read_answers(unread, pipeline.execute(raise_on_error=False))
         jobs: list[PodJob] = []
-        for job_id, record, pod in zip(names, records, pods, strict=True):
+        for job_id in names:
+            record, pod = found[job_id]
             job = PodJob(job_id, connection=self._queue.connection, serializer=JSONSerializer)
             try:
                 job.restore(_fields(record))

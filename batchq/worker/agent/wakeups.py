@@ -62,6 +62,10 @@ class WakeUpListener:
         """Return the requests for commands in pods that were heard since the last call."""
         return self._channel.take_requests()
 
+    def take_announced(self) -> list[bytes]:
+        """Return and forget the jobs that notifications have named; see `WakeUpChannel`."""
+        return self._channel.take_announced()
+
     def limit(self, free: int) -> int:
         """Return how many jobs to ask for, of the `free` ones: one if no wake-up announced any,
         and few at first, because most wake-ups announce one pod.

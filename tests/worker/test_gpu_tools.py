@@ -19,6 +19,7 @@ from batchq.worker.host.gpu_tools import (
     parse_nvidia_query,
     parse_rocm,
     with_amd_links,
+    with_amd_metrics,
     with_links,
     with_mig,
 )
@@ -195,6 +196,34 @@ def test_eight_mi300x_are_listed_by_amd_smi() -> None:
         links=dict.fromkeys((1, 2, 3, 4, 5, 6, 7), 100),
     )
     assert len(devices) == 8
+
+
+def test_amd_smi_says_how_busy_a_device_is_and_whether_its_memory_has_failed(
+    tmp_path: Path,
+) -> None:
+    path = install(
+        tmp_path,
+        "amd-smi",
+        {
+            "static": "mi300x-static.json",
+            "topology": "mi300x-topology.json",
+            "metric": "mi300x-metric.json",
+        },
+    )
+    devices = find_devices(path).devices
+    assert [one.busy_percent for one in devices] == [0, 0, 63, 0, 0, 0, 0, 0]
+    assert [one.index for one in devices if one.trouble] == [5]
+    assert devices[5].trouble == "4 uncorrected memory errors since its last reset"
+    assert devices[0].links[7] == 100
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '[{"gpu": 0, "usage": "N/A", "ecc": "N/A"}]', '[{"gpu": 0}]']
+)
+def test_metrics_that_amd_smi_does_not_know_are_left_out(text: str) -> None:
+    static = output("mi300x-static.json")
+    devices = parse_amd_static(static)
+    assert with_amd_metrics(devices, static, text) == devices
 
 
 def test_rocm_smi_lists_the_same_devices(tmp_path: Path) -> None:

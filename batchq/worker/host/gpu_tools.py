@@ -367,6 +367,7 @@ def _ask_amd(run: RunTool) -> FoundDevices:
         raise ToolFailed(_first_line(text) or "lists no GPU")
     if len(devices) > 1:
         devices = with_amd_links(devices, run(["topology", "--json"]))
+    devices = with_amd_metrics(devices, text, run(["metric", "--usage", "--ecc", "--json"]))
     return FoundDevices(devices=tuple(devices))
 
 
@@ -406,6 +407,26 @@ def with_amd_links(devices: Sequence[Device], text: str) -> list[Device]:
             if here is not None and there is not None and here != there and score:
                 links.setdefault(here, {})[there] = score
     return [structs.replace(one, links=links.get(one.index, {})) for one in devices]
+
+
+def with_amd_metrics(devices: Sequence[Device], static: str, text: str) -> list[Device]:
+    """Return the devices with what `amd-smi metric --usage --ecc --json` says of their use and
+    memory. It names them by the numbers that the `static` output gives to their buses.
+    """
+    rows = {one.get("gpu"): one for one in _gpus_in(text)}
+    of_bus = {
+        _bus(str(_table(one, "bus").get("bdf", ""))): rows.get(one.get("gpu"), {})
+        for one in _gpus_in(static)
+    }
+    found: list[Device] = []
+    for device in devices:
+        one = of_bus.get(device.bus, {})
+        busy = _table(_table(one, "usage"), "gfx_activity").get("value")
+        errors = _table(one, "ecc").get("total_uncorrectable_count")
+        trouble = device.trouble or _memory_errors(str(errors))
+        busy_percent = busy if isinstance(busy, int) else None
+        found.append(structs.replace(device, busy_percent=busy_percent, trouble=trouble))
+    return found
 
 
 def _ask_rocm(run: RunTool) -> FoundDevices:

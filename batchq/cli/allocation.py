@@ -2,7 +2,7 @@
 
 `batchq run` with a terminal or an input, and `batchq alloc`, submit a group whose pods only sleep.
 As soon as they run, a command in each pod takes over: the pod ends when that command ends. If this
-program is killed before that, the pods end by themselves.
+program is killed before that, the pods end after two minutes.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def run_in_allocation(
 
 
 def has_input() -> bool:
-    """Whether something can be read from the input: not from /dev/null or a terminal."""
+    """Whether there is an input to pass on: neither a terminal nor /dev/null."""
     try:
         mode = os.fstat(0).st_mode
     except OSError:
@@ -184,7 +184,7 @@ def _not_run(group: PodGroup, exit_code: int) -> BatchqError:
 
 @contextmanager
 def _cancelled_on_error(client: Client, key: str) -> Iterator[None]:
-    """Cancel a group if something fails in this context: no one would end its pods."""
+    """Cancel a group if something fails in this context; its pods would not end otherwise."""
     try:
         yield
     except BaseException:  # anything, an interruption included
@@ -316,7 +316,7 @@ def _begun(
 def alloc(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
     """Hold pods while COMMAND, or a shell, runs here; give them back when it has ended.
 
-    The pods do nothing by themselves. Within the shell, `batchq run -- CMD` runs CMD in all of
+    The pods only hold their resources. Within the shell, `batchq run -- CMD` runs CMD in all of
     them, and `batchq exec POD -- CMD` in one; BATCHQ_ALLOCATION names the group. The pods end with
     this command, however it ends. The exit code is that of COMMAND.
     """

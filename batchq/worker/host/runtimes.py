@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 _TRIED_WITHIN_S = 10.0
 _ROOT = Path("/")
-#: What every program that uses a GPU of NVIDIA opens beside the GPU's own node.
+#: The nodes that a program needs for any NVIDIA GPU, beside that of the GPU.
 _SHARED_BY_NVIDIA = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
 _FIELD = re.compile(r"^(GPU UUID|Device Minor):\s*(\S+)", re.MULTILINE)
 
@@ -53,7 +53,7 @@ def _trouble_of_bwrap() -> str:
 def device_nodes(environment: Mapping[str, str], *, root: Path = _ROOT) -> list[str]:
     """Return the device nodes of the GPUs that a pod's environment names; empty for none.
 
-    Devices of AMD and MIG instances are not told apart: of these, all are returned.
+    All nodes are returned for AMD devices and for MIG instances, which cannot be told apart.
     """
     uuids = frozenset(filter(None, environment.get("BATCHQ_GPU_UUIDS", "").split(",")))
     if not uuids:

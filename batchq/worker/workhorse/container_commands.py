@@ -88,7 +88,7 @@ def _mounts(container: Container, host: ContainerHost) -> list[ContainerMount]:
 
 
 def _by_bwrap(program: PodProgram, container: Container, host: ContainerHost) -> PodProgram:
-    """Of several options for one place, bwrap obeys the later one."""
+    """Return a command of bwrap, in which the last option for a path wins."""
     image, folder = container.image, program.folder
     words = [host.program, "--die-with-parent"]
     environment = dict(program.environment)
@@ -121,7 +121,7 @@ def _by_bwrap(program: PodProgram, container: Container, host: ContainerHost) ->
 
 
 def _by_apptainer(program: PodProgram, container: Container, host: ContainerHost) -> PodProgram:
-    """Variables go by names of its own, because `--env` divides values at commas."""
+    """Return a command of apptainer. Variables have its prefix: `--env` splits values at commas."""
     words = [host.program, "exec"]
     if host.gpus:
         words.append("--rocm" if "ROCR_VISIBLE_DEVICES" in program.environment else "--nv")
@@ -150,7 +150,7 @@ def _by_enroot(program: PodProgram, container: Container, host: ContainerHost) -
         words += ["--mount", f"{source}:{target}:none:x-create=auto,bind,{mode}"]
     for name in sorted(program.environment.keys() - _OF_IMAGE - {"HOME"}):
         words += ["--env", name]
-    # It has no option for the folder.
+    # enroot has no option for the folder.
     inside = ("sh", "-c", 'cd "$0" && exec "$@"', program.folder) if program.folder else ()
     return structs.replace(program, argv=(*words, container.image, *inside, *program.argv))
 

@@ -71,6 +71,9 @@ def test_a_workers_user_is_bound_to_its_nodes() -> None:
         *("~{bq}:doorbell:a", "~{bq}:doorbell:b"),
         *("~{bq}:log:a:*-*", "~{bq}:log:b:*-*", "~{bq}:result:a:*-*", "~{bq}:result:b:*-*"),
         *("~{bq}:token:a:*-*", "~{bq}:token:b:*-*"),
+        *("~exec:{bq}:requests:a", "~exec:{bq}:requests:b"),
+        *("~exec:{bq}:input:a:*", "~exec:{bq}:input:b:*"),
+        *("~exec:{bq}:output:a:*", "~exec:{bq}:output:b:*"),
         *("~{bq}:bell", "~{bq}-rq:a:*", "~{bq}-rq:b:*"),
     ]
     assert answer["line"].startswith("user worker reset off %R~{bq}:* ~{bq}:inbox:a ")

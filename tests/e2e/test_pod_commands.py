@@ -136,7 +136,12 @@ def test_a_reader_that_does_not_read_holds_the_command_back(stack: Machine) -> N
     pid = int(reader.stdout.readline())
     command = psutil.Process(pid)
     client = redis.Redis.from_url(stack.url)
-    [output] = [key for key in client.keys("exec:*:output:*") if client.xlen(key) > 2]
+
+    def outputs() -> list[bytes]:
+        return [key for key in client.keys("exec:*:output:*") if client.xlen(key) > 2]
+
+    until(outputs, what="it writes")
+    [output] = outputs()
 
     def is_held() -> bool:
         before = command.cpu_times()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.machine import Machine, phase, until
+from tests.unit.test_example_mandelbrot import check_picture
 
 POD = """
 apiVersion: batchq/v1
@@ -38,7 +39,9 @@ def test_the_mandelbrot_example_draws_its_picture_from_nothing(machine: Machine)
     done = machine.batchq("run", str(machine.file("picture.yaml", text)), "--down")
     assert "mandelbrot           Completed  4/4" in done.stdout
     assert "Written: out/mandelbrot.png" in done.stdout
-    assert (machine.root / "out" / "mandelbrot.png").read_bytes().startswith(b"\x89PNG")
+    for tile in range(1, 5):
+        assert f"tile {tile} of 4: 120 of 120 rows\n" in done.stdout
+    check_picture((machine.root / "out" / "mandelbrot.png").read_bytes())
     assert "Started server, scheduler" in done.stderr
     assert machine.batchq("down").stderr == "There was nothing to stop\n"
 

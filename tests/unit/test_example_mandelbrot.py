@@ -1,4 +1,4 @@
-"""The example of the README's first command computes the whole picture in the right order."""
+"""The scripts of the README's first example, which tests/e2e/test_run.py runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 import zlib
 from pathlib import Path
 
-import pytest
 import yaml
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "conf" / "examples"
@@ -40,30 +39,13 @@ def chunks(png: bytes) -> dict[bytes, bytes]:
     return found
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder in which four pods have computed their tiles one after the other."""
-    folder = tmp_path_factory.mktemp("mandelbrot")
-    for index in range(4):
-        done = run("mandelbrot_tile.py", out=folder, BATCHQ_INDEX=str(index), BATCHQ_REPLICAS="4")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[-1] == f"tile {index + 1} of 4: 120 of 120 rows"
-    return folder
-
-
-def test_the_tiles_become_a_picture_of_the_right_size(out: Path) -> None:
-    done = run("mandelbrot_assemble.py", "4", out=out)
-    assert done.stdout.splitlines()[-1] == f"wrote {out / 'mandelbrot.png'}"
-    found = chunks((out / "mandelbrot.png").read_bytes())
+def check_picture(png: bytes) -> None:
+    """Check that a picture has the right size, and shows the edge of the set."""
+    found = chunks(png)
     assert list(found) == [b"IHDR", b"IDAT", b"IEND"]
     assert struct.unpack(">2I5B", found[b"IHDR"]) == (WIDTH, HEIGHT, 8, 2, 0, 0, 0)
     pixels = zlib.decompress(found[b"IDAT"])
     assert len(pixels) == HEIGHT * (1 + 3 * WIDTH)
-
-
-def test_the_picture_shows_the_edge_of_the_set(out: Path) -> None:
-    run("mandelbrot_assemble.py", "4", out=out)
-    pixels = zlib.decompress(chunks((out / "mandelbrot.png").read_bytes())[b"IDAT"])
     rows = [pixels[y * (1 + 3 * WIDTH) + 1 : (y + 1) * (1 + 3 * WIDTH)] for y in range(HEIGHT)]
     colours = {row[x : x + 3] for row in rows for x in range(0, len(row), 3)}
     assert len(colours) > 100

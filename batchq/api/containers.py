@@ -13,7 +13,7 @@ a pod as the account that the pod has anyway.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec import structs
@@ -47,6 +47,15 @@ def runtime_of(container: Container) -> RuntimeName:
     if image.endswith((".sqsh", ".squashfs")):
         return "enroot"
     return "bwrap" if not image or image.startswith("/") else "podman"
+
+
+def without_lacking(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return a node's labels, by key, without those of runtimes that it lacks, for people."""
+    return {
+        key: value
+        for key, value in sorted(labels.items())
+        if not (key.startswith(RUNTIME_LABEL) and value == NO)
+    }
 
 
 def mount_of(text: str) -> ContainerMount | None:

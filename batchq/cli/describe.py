@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 from msgspec import to_builtins
 
+from batchq.api.containers import without_lacking
 from batchq.api.devices import uses_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
@@ -296,7 +297,7 @@ def show_node(client: Client, node: Node) -> None:
                 "Heard",
                 "" if heartbeat is None else f"{describe_age(client.now_ms() - heartbeat)} ago",
             ),
-            ("Labels", _pairs(node.metadata.labels)),
+            ("Labels", _pairs(without_lacking(node.metadata.labels))),
             ("Taints", ", ".join(tables.taint_text(taint) for taint in node.spec.taints)),
             ("Memory limit", tables.memory_limit(node)),
             ("Address", node.metadata.annotations.get(ADDRESS_ANNOTATION, "")),

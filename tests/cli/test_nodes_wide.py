@@ -1,4 +1,4 @@
-"""How a node enforces memory requests, as reported by its agent."""
+"""What an agent reports of its node, as people see it: limits, runtimes and accounts."""
 
 from __future__ import annotations
 
@@ -31,3 +31,24 @@ def test_describe_omits_a_memory_limit_that_the_agent_did_not_report(
     batchq: Batchq, stage: Stage
 ) -> None:
     assert "Memory limit" not in batchq("describe", "node", "n1").out
+
+
+def test_the_runtimes_that_a_node_has_are_shown_without_those_that_it_lacks(
+    batchq: Batchq, stage: Stage
+) -> None:
+    labels = "{batchq/runtime-bwrap: 'yes', batchq/runtime-podman: 'no', zone: a}"
+    batchq("apply", "-f", "-", stdin=NODE.replace("annotations", f"labels: {labels}, annotations"))
+    [row] = [line for line in batchq("nodes", "-o", "wide").lines if line.startswith("n7")]
+    assert "batchq/runtime-bwrap=yes,zone=a" in row.split()
+    described = batchq("describe", "node", "n7").out
+    assert "batchq/runtime-bwrap=yes, zone=a" in described
+    assert "podman" not in described
+
+
+def test_a_node_says_under_which_accounts_its_pods_run(batchq: Batchq, stage: Stage) -> None:
+    stated = NODE.replace("annotations: {", "annotations: {batchq/run-as: owner, ")
+    batchq("apply", "-f", "-", stdin=stated)
+    described = batchq("describe", "node", "n7").lines
+    assert [line.split() for line in described if "run as" in line] == [
+        ["Pods", "run", "as:", "owner"]
+    ]

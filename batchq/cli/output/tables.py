@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from batchq.api.containers import without_lacking
 from batchq.api.devices import DeviceUse
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.notation import counted
@@ -309,7 +310,9 @@ def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:
                 listed(used),
                 listed(node.spec.resources),
                 "" if heartbeat is None else f"{describe_age(now_ms - heartbeat)} ago",
-                ",".join(f"{key}={value}" for key, value in sorted(node.metadata.labels.items())),
+                ",".join(
+                    f"{key}={value}" for key, value in without_lacking(node.metadata.labels).items()
+                ),
                 ",".join(taint_text(taint) for taint in node.spec.taints),
                 memory_limit(node),
             )

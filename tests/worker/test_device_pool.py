@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -43,21 +43,6 @@ def gpus(
         )
         for index in range(number)
     ]  # fmt: skip
-
-
-@pytest.fixture
-def make_pool() -> Iterator[MakePool]:
-    """Pools of agents of this machine, which release their devices after the test."""
-    made: list[DevicePool] = []
-
-    def make(devices: Sequence[Device] = (), *, trouble: str = "", **options: Any) -> DevicePool:
-        found = FoundDevices(devices=tuple(devices), trouble=trouble)
-        made.append(DevicePool(found, **options))
-        return made[-1]
-
-    yield make
-    for pool in made:
-        pool.close()
 
 
 def indices(devices: Sequence[Device] | None) -> list[int] | None:

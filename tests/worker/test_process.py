@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from batchq.api.node_report import PodAttempt
+from batchq.worker.host.device_pool import DevicePool, inherited_locks
+from batchq.worker.host.gpu_tools import FoundDevices
+from batchq.worker.host.node_resources import ProcessBounds
 from batchq.worker.workhorse.process import Command, NotStarted, send_to_group, start
 from tests.daemon.waiting import until
+from tests.worker.test_device_pool import gpus
 
 PATH = {"PATH": os.environ["PATH"]}
 
@@ -54,6 +59,40 @@ def test_a_script_without_an_interpreter_line_cannot_start(tmp_path: Path) -> No
         start([str(script)], PATH, "")
     assert refused.value.outcome.exit_code == 126
     assert "neither a program nor a script" in refused.value.outcome.message
+
+
+def test_a_command_keeps_the_locks_of_its_devices_while_it_lives(
+    make_pool: Callable[..., DevicePool],
+) -> None:
+    devices = gpus(1)
+    pool = make_pool(devices)
+    pool.take(PodAttempt("a", 1), {"gpu": 1000})
+    locks = inherited_locks(pool.locks_of(PodAttempt("a", 1)))
+
+    def standby(*_: object) -> None:
+        raise AssertionError("a process of a standby interpreter would not have the locks")
+
+    bounds = ProcessBounds(locks=locks)
+    command = start(("sleep", "60"), PATH, "", bounds=bounds, starter=standby)
+    pool.close()
+    other = make_pool(devices)
+    assert other.offer({}) == {}
+    command.send(signal.SIGKILL)
+    command.reap()
+    command.close()
+    found = FoundDevices(devices=tuple(devices))
+    until(lambda: other.update(found))
+    assert other.offer({})["gpu"] == 1000
+
+
+def test_a_lock_that_was_not_inherited_is_not_passed_on(
+    make_pool: Callable[..., DevicePool],
+) -> None:
+    one, other = make_pool(gpus(1)), make_pool(gpus(1))
+    [mine], [another] = one.locks(), other.locks()
+    [device] = one.devices()
+    assert inherited_locks({device.id: mine.fileno()}) == (mine.fileno(),)
+    assert inherited_locks({device.id: another.fileno(), "GPU-gone": 10**6}) == ()
 
 
 def test_a_command_leads_its_own_group_and_session() -> None:

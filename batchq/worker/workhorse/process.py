@@ -267,7 +267,10 @@ def _started(
         for own in (out, err):
             privileges.give(own, account)
         inside = () if entrance is None else (entrance,)
-        fork = starter and starter(environment, working_dir, bounds, (stdin, out, err, *inside))
+        fork = None
+        # A standby interpreter would not pass the locks on.
+        if starter is not None and not bounds.locks:
+            fork = starter(environment, working_dir, bounds, (stdin, out, err, *inside))
         if fork:
             return Started(
                 pid=fork.pid,

@@ -14,7 +14,7 @@ import pytest
 from batchq.api_session import ApiCredentials, ApiSession
 from batchq.client import Client
 from batchq.daemon import detached, stack
-from batchq.daemon.embedded_server import ensure_server, stop_server
+from batchq.daemon.embedded_server import ensure_server, running_server, stop_server
 from batchq.daemon.stack import PartState, StackReport, UpOptions
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import URL_VARIABLE, Home, default_url
@@ -42,6 +42,9 @@ def own_server(monkeypatch: pytest.MonkeyPatch, home: Home) -> Iterator[None]:
     root = Path(__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{root / 'actions'}")
     yield
+    if any(home.run.glob("agent-*.json")) and running_server(home) is None:
+        # Agents would wait for it.
+        ensure_server(home)
     stack.down(home, now=True)
 
 

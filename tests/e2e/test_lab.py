@@ -136,7 +136,7 @@ class Lab:
         return next((row.split()[2] for row in rows if name in row.split()), "")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     with Lab() as found:
         yield found
@@ -195,21 +195,21 @@ def test_two_users_and_an_operator_share_a_node_that_has_joined(lab: Lab) -> Non
 
 
 def test_a_revoked_token_and_a_revoked_node_are_cut_off(lab: Lab) -> None:
-    lab.join("n1")
-    lab.invite("ana", "vision")
+    lab.join("n2")
+    lab.invite("dia", "vision")
     pid = lab.root / "pid"
     talks = ("sh", "-c", f"echo $$ > {pid}; {TALKS.format(end='/nonexistent')}")
-    lab.run("ana", "submit", "-n", "vision", "--name", "train", "--", *talks)
-    logs, followed = lab.following("ana", "logs", "-f", "-n", "vision", "train")
+    lab.run("dia", "submit", "-n", "vision", "--name", "talk", "--node", "n2", "--", *talks)
+    logs, followed = lab.following("dia", "logs", "-f", "-n", "vision", "talk")
     until(lambda: "line 2\n" in followed.read_text())
     with Delegate(lab.server.url_of("api")) as delegate:
-        [token] = [one for one in delegate.access.state().tokens.values() if one.owner == "ana"
+        [token] = [one for one in delegate.access.state().tokens.values() if one.owner == "dia"
                    and one.kind == "token"]  # fmt: skip
         delegate.access.revoke_token(token.id, Actor(user="root@host", via="redis"))
     assert logs.wait(20) == 9
     assert f"token {token.id} was revoked" in followed.read_text()
 
-    lab.run("eli", "nodes", "revoke", "n1")
-    until(lambda: lab.state_of("n1") != "Ready", what="the node is not ready")
+    lab.run("eli", "nodes", "revoke", "n2")
+    until(lambda: lab.state_of("n2") != "Ready", what="the node is not ready")
     # The agent, which can renew no lease, stops its pod.
     until(lambda: not psutil.pid_exists(int(pid.read_text())), what="the pod has ended")

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from batchq.api.access import parse_binding
 from batchq.api.tokens import digest_of_secret
@@ -81,8 +83,9 @@ class Site(NamedTuple):
 
     def can_log_in(self, user: str, password: str) -> bool:
         client = redis.Redis(
-            unix_socket_path=str(self.server.socket), username=user, password=password
-        )
+            unix_socket_path=str(self.server.socket), username=user, password=password,
+            retry=Retry(NoBackoff(), 0),
+        )  # fmt: skip
         try:
             return bool(client.ping())
         except redis.exceptions.AuthenticationError:
@@ -103,14 +106,14 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture
-def site(folder: Path) -> Iterator[Site]:
-    with GuardedServer() as server:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Site]:
+    with tempfile.TemporaryDirectory(prefix="bq") as name, GuardedServer() as server:
         store = RedisStore(server.url_of("scheduler"))
         assert store.link.keep_scripts()
         store.close()
         own = frozenset({os.getuid()})
-        path = folder / "registrar"
+        path = Path(name) / "registrar"
         with (
             RunningRegistrar(server, path, own),
             RunningApi(server.url_of("api"), registrar=path) as api,
@@ -119,11 +122,20 @@ def site(folder: Path) -> Iterator[Site]:
                 delegate.access.grant(parse_binding("user:eli", "operator", "*"), ROOT)
                 delegate.access.grant(parse_binding("user:ana", "admin", "ml"), ROOT)
                 token = delegate.access.create_token("eli", ROOT).text
-            yield Site(server, api, api.caller(token), folder)
+            yield Site(server, api, api.caller(token), Path(name))
 
 
-def test_an_agent_that_joins_gets_a_user_for_its_own_node_alone(site: Site) -> None:
-    home = Home(site.folder / "home")
+@pytest.fixture
+def site(shared: Site) -> Iterator[Site]:
+    """The site, on which no node has joined and no token is left."""
+    yield shared
+    shared.operator("DELETE", "/v1/nodes/gpu1/user")
+    with shared.server.as_user(ADMIN) as admin:
+        admin.delete(keys.alive("gpu1"))
+
+
+def test_an_agent_that_joins_gets_a_user_for_its_own_node_alone(site: Site, folder: Path) -> None:
+    home = Home(folder / "home")
     wish = site.wish("gpu1", site.invite("gpu1"))
     url = joined_url(home, wish)
     assert url.startswith("unix://worker-gpu1:")
@@ -141,7 +153,7 @@ def test_an_agent_that_joins_gets_a_user_for_its_own_node_alone(site: Site) -> N
     assert joined_url(home, wish) == url
 
 
-def test_the_users_outlast_a_restart_of_the_server(site: Site) -> None:
+def test_the_users_outlast_a_restart_of_the_server(site: Site, folder: Path) -> None:
     site.join(site.invite("gpu1"), "gpu1", ONE)
     assert "user worker-gpu1 on" in (site.server.folder / "users.acl").read_text()
 
@@ -252,7 +264,7 @@ def test_a_revoked_node_is_cut_off_at_once_and_its_token_does_not_bring_it_back(
     assert site.join(token, "gpu1", ONE).status == 200
     client = redis.Redis(
         unix_socket_path=str(site.server.socket), username="worker-gpu1", password="one",
-        single_connection_client=True,
+        single_connection_client=True, retry=Retry(NoBackoff(), 0),
     )  # fmt: skip
     assert client.ping()
     done = site.operator("DELETE", "/v1/nodes/gpu1/user")
@@ -279,9 +291,9 @@ def test_another_invitation_replaces_the_password(site: Site) -> None:
 
 
 def test_an_agent_whose_answer_was_lost_joins_with_the_password_that_it_kept(
-    site: Site,
+    site: Site, folder: Path
 ) -> None:
-    home = Home(site.folder / "home")
+    home = Home(folder / "home")
     wish = site.wish("gpu1", site.invite("gpu1"))
     nowhere = "http://127.0.0.1:1"
     away = JoinRequest(node="gpu1", server=nowhere, token_file=wish.token_file)
@@ -294,17 +306,17 @@ def test_an_agent_whose_answer_was_lost_joins_with_the_password_that_it_kept(
     assert site.can_log_in("worker-gpu1", kept["password"])
 
 
-def test_an_agent_that_has_joined_does_not_start_as_another_node(site: Site) -> None:
-    home = Home(site.folder / "home")
+def test_an_agent_that_has_joined_does_not_start_as_another_node(site: Site, folder: Path) -> None:
+    home = Home(folder / "home")
     joined_url(home, site.wish("gpu1", site.invite("gpu1")))
     wish = site.wish("gpu1", site.invite("gpu1"))
-    other = JoinRequest(node="gpu2", server=wish.server, token_file=site.folder / "none")
+    other = JoinRequest(node="gpu2", server=wish.server, token_file=folder / "none")
     with pytest.raises(InvalidInput, match="has joined as node gpu1, and was started as gpu2"):
         joined_url(home, other)
 
 
-def test_credentials_that_others_may_read_are_not_used(site: Site) -> None:
-    home = Home(site.folder / "home")
+def test_credentials_that_others_may_read_are_not_used(site: Site, folder: Path) -> None:
+    home = Home(folder / "home")
     wish = site.wish("gpu1", site.invite("gpu1"))
     joined_url(home, wish)
     home.node_credentials.chmod(0o644)
@@ -319,14 +331,14 @@ def test_the_registrar_serves_no_other_account_and_no_other_request(
     refused = pytest.raises(StoreUnavailable, match="it does not serve account")
     with RunningRegistrar(site.server, strangers, frozenset({12345})), refused:
         NodeRegistrar(strangers).make_user("gpu1", ONE)
-    registrar = NodeRegistrar(folder / "registrar")
+    registrar = NodeRegistrar(site.folder / "registrar")
     before = site.users()
     for node in ("*", "gpu1 on", "", "a" * 300, "../gpu1"):
         with pytest.raises(BatchqError, match="node"):
             registrar.make_user(node, ONE)
     for line in (b"", b"{}\n", b"[]\n", b'{"do":"make","node":"gpu1","digest":""}\n', b"x" * 9000):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-            asking.connect(str(folder / "registrar"))
+            asking.connect(str(site.folder / "registrar"))
             asking.sendall(line)
             asking.shutdown(socket.SHUT_WR)
             assert b'"error":"' in asking.recv(4096)
@@ -338,7 +350,7 @@ def test_a_registrar_listens_once_and_replaces_the_socket_of_a_dead_one(
     site: Site, folder: Path
 ) -> None:
     with pytest.raises(Conflict, match="another process listens"):
-        RunningRegistrar(site.server, folder / "registrar", frozenset())
+        RunningRegistrar(site.server, site.folder / "registrar", frozenset())
     dead = folder / "dead"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
         left.bind(str(dead))

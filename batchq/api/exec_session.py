@@ -27,7 +27,7 @@ SILENCE_S = 15.0
 #: How long a node may take to answer a request for a command.
 ANSWER_S = 10.0
 #: The longest command line, and the most columns or rows of a terminal.
-MOST_COMMAND_BYTES = 64 * 1024
+MOST_COMMAND_BYTES = 32 * 1024
 _MOST_CELLS = 65_535
 _LONGEST_TERM = 64
 
@@ -117,6 +117,9 @@ def check_command(command: ExecCommand) -> ExecCommand:
         raise InvalidInput("expected a command without NUL characters")
     if sum(len(word.encode(errors="replace")) + 1 for word in words) > MOST_COMMAND_BYTES:
         raise InvalidInput(f"the command has more than {MOST_COMMAND_BYTES} bytes")
+    size = command.terminal
+    if size is not None and not all(0 <= one <= _MOST_CELLS for one in (size.rows, size.columns)):
+        raise InvalidInput(f"expected the size of a terminal, found {size.rows} × {size.columns}")
     if len(command.term) > _LONGEST_TERM or not command.term.isprintable():
         raise InvalidInput(f"expected the type of a terminal, found {command.term[:80]!r}")
     return command

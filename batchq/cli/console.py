@@ -102,11 +102,14 @@ class Speaker:
             )
 
     def close(self) -> None:
-        """Close the session. What is known of its end need not be kept for it."""
+        """Close the session. The node hears that its end is known, or that the user has left."""
         self._is_closing = True
-        if self.end is not None:
+        if not isinstance(self.error, StoreUnavailable):
             with suppress(BatchqError):
-                self._session.send("ack", b"%d" % self._written)
+                if self.end is None:
+                    self._session.send("signal", b"%d" % signal.SIGHUP)
+                else:
+                    self._session.send("ack", b"%d" % self._written)
         self._session.close()
 
     # --- the threads --------------------------------------------------------------------------

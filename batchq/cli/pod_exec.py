@@ -130,12 +130,9 @@ def converse(client: Client, conversation: Conversation, pod: Pod, command: Exec
 
 def _answer_signals(conversation: Conversation) -> None:
     if conversation.ending is not None:
-        # The command hears now what the node would tell it later.
-        conversation.send("signal", b"%d" % signal.SIGHUP)
         sent = signal.Signals(conversation.ending)
         raise EndedBySignal(f"ended by {sent.name}; the command in the pod is hung up", sent)
     if conversation.interrupts >= _MOST_INTERRUPTS:
-        conversation.send("signal", b"%d" % signal.SIGHUP)
         raise Interrupted("interrupted; the command in the pod is hung up")
     while conversation.passed_on < conversation.interrupts:
         conversation.passed_on += 1

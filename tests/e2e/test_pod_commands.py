@@ -159,6 +159,16 @@ def test_a_reader_that_does_not_read_holds_the_command_back(stack: Machine) -> N
     client.close()
 
 
+def test_a_command_whose_output_has_no_reader_any_more_is_hung_up(stack: Machine) -> None:
+    words = ("exec", "host-main-0", "--", "sh", "-c", "echo $$; while :; do echo more; done")
+    reader = stack.piped(*words)
+    assert reader.stdout is not None
+    command = psutil.Process(int(reader.stdout.readline()))
+    reader.stdout.close()
+    assert reader.wait(30) == 1
+    until(lambda: not command.is_running(), what="it is hung up", within_s=10)
+
+
 def test_a_command_ends_with_its_pod(stack: Machine) -> None:
     run_pod(stack, "short", "sleep 600")
     process = stack.start("exec", "--no-stdin", "short-main-0", "--", "sleep", "603")

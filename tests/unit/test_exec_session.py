@@ -94,7 +94,7 @@ def test_a_size_is_two_small_numbers(data: bytes, size: TerminalSize | None) -> 
         ((), "expected a command to run in the pod, found none"),
         (("",), "expected a command to run in the pod, found none"),
         (("a\0b",), "expected a command without NUL characters"),
-        (("a" * 70_000,), "the command has more than 65536 bytes"),
+        (("a" * 70_000,), "the command has more than 32768 bytes"),
     ],
 )
 def test_a_command_that_no_pod_can_run_is_refused(command: tuple[str, ...], sentence: str) -> None:
@@ -137,6 +137,10 @@ def test_a_signature_is_of_the_whole_request_and_of_its_key() -> None:
         b'{"session":"x","pod":"p","attempt":1,"command":{"command":["sh"]}}',
         b'{"session":"' + b"0" * 48 + b'","pod":"p","attempt":1,"command":{"command":[]}}',
         b" " * 200_000,
+        b'{"session":"' + b"0" * 48 + b'","pod":"p","attempt":1,"command":{"command":["sh"],'
+        b'"terminal":[-1,80]}}',
+        b'{"session":"' + b"0" * 48 + b'","pod":"p","attempt":1,"command":{"command":["sh"],'
+        b'"terminal":{"rows":24,"columns":65536}}}',
     ],
 )
 def test_a_malformed_request_is_no_request(data: bytes) -> None:

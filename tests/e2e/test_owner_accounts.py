@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shlex
 import signal
 import subprocess
 import sys
@@ -43,10 +44,14 @@ AGENT, ALICE, BOB = "daemon", "nobody", "games"
 PASSWORD = "a-password-that-pods-must-not-see"
 ESCAPES = ("forks", "double-fork", "holds-output", "sibling", "reaper", "namespace")
 INTRUDER = Path(__file__).with_name("intruder.py")
-#: For an interpreter that is not that of the tests.
-_PACKAGES = (Path(batchq.__file__).parents[1], Path(structs.__file__).parents[1])
-#: redis-py imports it, and does not use it here, under interpreters before 3.11.3.
-_SHIM, _SHIM_TEXT = "async_timeout.py", "from asyncio import timeout\n"
+#: The interpreter of the tests, its packages and batchq may be in folders that are closed to other
+#: accounts. So an agent finds them below the folder of its site, in a mount namespace of its own.
+_PARTS = {
+    "python": Path(sys.base_prefix),
+    "packages": Path(structs.__file__).parents[1],
+    "source": Path(batchq.__file__).parents[1],
+}
+_PYTHON = f"python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def account(name: str) -> pwd.struct_passwd:
@@ -56,25 +61,14 @@ def account(name: str) -> pwd.struct_passwd:
         pytest.skip(f"this machine has no account {name}")
 
 
-def shared_python(environment: dict[str, str]) -> str:
-    """Return an interpreter with batchq that the account of the agent may use."""
-    agent = account(AGENT)
-    for path in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
-        try:
-            subprocess.run(
-                [path, "-P", "-c", "import batchq.cli, batchq.worker.agent.agent"],
-                env=environment,
-                cwd="/",
-                user=agent.pw_uid,
-                group=agent.pw_gid,
-                extra_groups=[],
-                capture_output=True,
-                check=True,
-            )
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        return path
-    pytest.skip(f"no interpreter with batchq on this machine can be used by account {AGENT}")
+def with_parts(root: Path) -> list[str]:
+    """Return words that make the command after them see the parts below a folder."""
+    mounts = []
+    for name, part in _PARTS.items():
+        (root / name).mkdir()
+        mounts.append(f"mount --bind {shlex.quote(str(part))} {root / name}")
+    script = " && ".join((*mounts, 'exec "$@"'))
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]
 
 
 class Site:
@@ -83,12 +77,13 @@ class Site:
     def __init__(self, root: Path, server: Server) -> None:
         self.root = root
         self.url = f"unix://:{PASSWORD}@{server.socket}"
-        self.file(_SHIM, _SHIM_TEXT, 0o644)
+        self.python = str(root / _PYTHON)
         self.environment = {
             "PATH": os.defpath,
-            "PYTHONPATH": os.pathsep.join(map(str, (*_PACKAGES, root))),
+            "PYTHONPATH": f"{root / 'source'}:{root / 'packages'}",
         }
-        self.python = shared_python(self.environment)
+        self._start = [*with_parts(root), self.python, "-P"]
+        self._check_parts()
         self.home = root / "agent"
         self._processes: list[subprocess.Popen[bytes]] = []
         self.key = self.file("signing.key", "k" * 40, 0o600)
@@ -101,6 +96,22 @@ class Site:
                 binding = parse_binding(f"user:{user}", "submitter", "*")
                 delegate.access.grant(binding, Actor(user="root@host", via="redis"))
 
+    def _check_parts(self) -> None:
+        """Skip the test if the agent's account cannot use batchq on this machine."""
+        uid = account(AGENT).pw_uid
+        check = f"import os; os.setuid({uid}); import batchq.cli, batchq.worker.agent.agent"
+        done = subprocess.run(
+            [*self._start, "-c", check],
+            env=self.environment,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            why = done.stderr.strip().splitlines()[-1:]
+            pytest.skip(f"account {AGENT} cannot use batchq on this machine: {why}")
+
     def file(self, name: str, text: str, mode: int) -> Path:
         path = self.root / name
         path.write_text(text)
@@ -110,12 +121,10 @@ class Site:
     def run(self, *words: str, within: PodCgroup | None = None) -> subprocess.Popen[bytes]:
         """Start a command as root."""
         name = f"{words[0]}-{len(self._processes)}.log"
+        own = (sys.executable, "-P")
         with (self.root / name).open("wb") as log:
             process = subprocess.Popen(
-                [
-                    self.python if words[0] == "worker" else sys.executable,
-                    *("-P", "-m", "batchq.cli", *words),
-                ],
+                [*(self._start if words[0] == "worker" else own), "-m", "batchq.cli", *words],
                 env=self.environment
                 | {"BATCHQ_REDIS_URL_FILE": str(self.url_file), "BATCHQ_HOME": str(self.home)},
                 cwd="/root" if os.access("/root", os.X_OK) else "/",

@@ -76,6 +76,9 @@ __all__ = [
 ]
 # fmt: on
 
+#: How many more names are generated if one is taken.
+_NAMES = 3
+
 
 class Client:
     """A connection to the server; a context manager. One client must not be shared by threads."""
@@ -221,9 +224,16 @@ class Client:
         from batchq.client.request_fields import requested
 
         what = requested(group, request)
-        if isinstance(what, Request):
-            what = self.group_of(what)
-        [applied] = self.submit_all([what], dry_run=dry_run)
+        is_named = not isinstance(what, Request) or bool(what.name)
+        for tries_left in range(0 if is_named else _NAMES, -1, -1):
+            new = self.group_of(what) if isinstance(what, Request) else what
+            try:
+                [applied] = self.submit_all([new], dry_run=dry_run)
+                break
+            except Conflict:
+                # Of 10,000 groups of one program, each generated name is taken once in 6,000 times.
+                if not tries_left:
+                    raise
         assert isinstance(applied.object, PodGroup)
         return applied.object
 

@@ -12,6 +12,7 @@ import redis
 
 from batchq.api.objects import Container, Object, PodGroup
 from batchq.client import Client, Request
+from batchq.client.request import group_of
 from batchq.client.requests import RecentQueues
 from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, Rejected, UsageError
 from batchq.store.redis import RedisStore
@@ -151,6 +152,19 @@ def test_a_taken_name_is_a_conflict(stage: Stage) -> None:
     with pytest.raises(Conflict) as caught:
         stage.client.submit(command=["true"], name="x")
     assert caught.value.message == "PodGroup default/x exists already and is Pending"
+
+
+def test_a_generated_name_that_is_taken_is_replaced_by_another(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.client.submit(command=["true"], name="true-aaaaa")
+    suffixes = iter(["aaaaa", "bbbbb"])
+
+    def generate(request: Request, *, suffix: str) -> PodGroup:
+        return group_of(request, suffix=next(suffixes, suffix))
+
+    monkeypatch.setattr("batchq.client.group_of", generate)
+    assert stage.client.submit(command=["true"]).metadata.name == "true-bbbbb"
 
 
 @pytest.fixture

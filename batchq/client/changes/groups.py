@@ -477,6 +477,9 @@ def dependency_order(needs: Mapping[str, Iterable[str]]) -> list[str]:
     Raises CycleError, which holds the circle.
     """
     inside = {one: [other for other in others if other in needs] for one, others in needs.items()}
+    if not any(inside.values()):
+        # Most requests are a single group, and sorting would take a twentieth of its submission.
+        return list(inside)
     return list(TopologicalSorter(inside).static_order())
 
 

@@ -5,8 +5,10 @@ No account is made: a file maps two owners to accounts that every Linux has.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import platform
 import pwd
 import shlex
 import signal
@@ -43,6 +45,8 @@ from tests.worker.stage import is_alive
 AGENT, ALICE, BOB = "daemon", "nobody", "games"
 PASSWORD = "a-password-that-pods-must-not-see"
 ESCAPES = ("forks", "double-fork", "holds-output", "sibling", "reaper", "namespace")
+#: The system call for keys.
+LIBC, KEYCTL = ctypes.CDLL(None), 250 if platform.machine() == "x86_64" else 219
 INTRUDER = Path(__file__).with_name("intruder.py")
 #: The interpreter of the tests, its packages and batchq may be in folders that are closed to other
 #: accounts. So an agent finds them below the folder of its site, in a mount namespace of its own.
@@ -122,6 +126,13 @@ class Site:
         """Start a command as root."""
         name = f"{words[0]}-{len(self._processes)}.log"
         own = (sys.executable, "-P")
+
+        def prepare() -> None:
+            # As a login session has one.
+            LIBC.syscall(KEYCTL, 1, None)
+            if within is not None:
+                within.enter()
+
         with (self.root / name).open("wb") as log:
             process = subprocess.Popen(
                 [*(self._start if words[0] == "worker" else own), "-m", "batchq.cli", *words],
@@ -131,7 +142,7 @@ class Site:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=None if within is None else within.enter,
+                preexec_fn=prepare,
             )
         self._processes.append(process)
         return process
@@ -226,6 +237,19 @@ def site() -> Iterator[Site]:
 def client(site: Site) -> Iterator[Client]:
     with Client(site.url) as made:
         yield made
+
+
+def test_a_pod_has_no_key_of_the_agent(site: Site, client: Client) -> None:
+    if LIBC.syscall(KEYCTL, 0, -3, 0) < 0:
+        pytest.skip("this machine has no keyrings")
+    site.start_agent()
+    # It prints the number of its session keyring, which it would have from the agent.
+    ask = f"import ctypes; print(ctypes.CDLL(None).syscall({KEYCTL}, 0, -3, 0))"
+    for owner in ("alice", "bob"):
+        site.submit(owner, f"keys-of-{owner}", site.python, "-I", "-c", ask)
+        assert site.ended(client, f"keys-of-{owner}").status.exit_code == 0
+    found = [int(site.output(client, f"keys-of-{owner}")) for owner in ("alice", "bob")]
+    assert found[0] != found[1]
 
 
 def shell(*lines: str) -> Sequence[str]:

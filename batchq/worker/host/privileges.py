@@ -24,6 +24,8 @@ from msgspec import Struct
 
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 4, 8
 _VERSION = 0x2008_0522
+#: The number of the system call, for which libc has no function.
+_KEYCTL, _JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}.get(os.uname().machine), 1
 #: What the account's files are open to by default; the agent's own are closed to all others.
 _POD_UMASK, _AGENT_UMASK = 0o022, 0o077
 _MOST_MESSAGE_BYTES = 4096
@@ -172,7 +174,16 @@ def _become(account: Account) -> None:
     _take_identity(account)
     if account.uid:
         _set(0, 0)
+    _join_new_keyring()
     os.umask(_POD_UMASK)
+
+
+def _join_new_keyring() -> None:
+    """Leave the session keyring of the agent, whose keys, such as Kerberos tickets, would be those
+    of the pod as well. A kernel without keys, or a container that forbids them, has none to leave.
+    """
+    if _KEYCTL is not None:
+        _libc.syscall(ctypes.c_long(_KEYCTL), ctypes.c_long(_JOIN_SESSION_KEYRING), None)
 
 
 def give(path: str | Path | int, account: Account | None) -> None:

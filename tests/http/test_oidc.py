@@ -95,6 +95,14 @@ def test_groups_of_the_provider_are_no_groups_of_this_machine(site: Site) -> Non
     assert me["roles"] == []
 
 
+def test_groups_of_a_login_are_not_those_of_an_operator_in_the_users_name(site: Site) -> None:
+    site.delegate.access.grant(parse_binding("group:oidc:ml", "viewer", "*"), ROOT)
+    site.log_in(site.provider.sign(**ALICE, groups=["ml"]))
+    acting = {"Batchq_As": "alice@example.org", "Batchq_Reason": "a%20test"}
+    me = site.api.caller()("GET", "/v1/me", **acting).data
+    assert (me["user"], me["groups"], me["roles"]) == ("alice@example.org", [], [])
+
+
 def test_forged_tokens_are_refused(provider: RunningProvider) -> None:
     tokens = validated(provider)
     text = provider.sign(**ALICE)

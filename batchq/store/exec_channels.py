@@ -174,6 +174,14 @@ class ExecChannel:
         end = msgspec.json.encode(ExecEnd(message=message, is_early=is_early))
         self.send([ExecFrame(number=1, kind="end", data=end)])
 
+    def end_abruptly(self, message: str) -> None:
+        """Add the end of a session whose last frame is not known: its number is an instant, which
+        is above all others.
+        """
+        end = msgspec.json.encode(ExecEnd(message=message))
+        entry: dict[Any, Any] = {"kind": "end", "data": end}
+        self._link.ask(lambda client: client.xadd(self._out, entry, nomkstream=True))
+
     def _add_expiry(self, pipeline: Any) -> None:
         for key in (self._out, self._in):
             pipeline.expire(key, keys.EXEC_TTL_S)

@@ -302,7 +302,8 @@ def test_a_terminal_is_whole_after_a_kill(machine: Machine, victim: str) -> None
                 kill(server_of(machine))
             case _:
                 kill(relay_of(agent.pid))
-        assert terminal.ended() in (8, 9)
+        # The agent says so at once if the relay is killed; the silence of both takes 15 seconds.
+        assert terminal.ended(within_s=10 if victim == "relay" else 60) in (8, 9)
         assert terminal.attributes() == terminal.before
 
 

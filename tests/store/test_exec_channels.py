@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from batchq.api.exec_session import ExecCommand, ExecFrame, ExecRequest
+from batchq.api.exec_session import ExecCommand, ExecFrame, ExecRequest, decoded_end
 from batchq.store import keys
 from batchq.store.exec_channels import ExecChannel, open_requests, post_request
 from batchq.store.node_channels import WakeUpChannel
@@ -66,6 +66,20 @@ def test_a_session_without_its_node_expires(
     node.open()
     user.send(frames(b"hello"))
     assert all(50 < raw.ttl(key) <= 60 for key in raw.keys("exec:*"))
+
+
+def test_an_abrupt_end_comes_after_all_other_frames(
+    sides: tuple[ExecChannel, ExecChannel], raw: redis.Redis
+) -> None:
+    node, user = sides
+    node.end_abruptly("there is no session")
+    assert raw.keys("exec:*") == []
+    node.open()
+    node.send(frames(b"a"))
+    node.end_abruptly("killed")
+    [first, last] = user.receive(1_000)
+    assert (first.data, last.kind, decoded_end(last.data).message) == (b"a", "end", "killed")
+    assert user.receive(10) == []
 
 
 def test_discarded_frames_leave_the_server(

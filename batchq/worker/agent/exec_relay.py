@@ -119,12 +119,14 @@ def fork_relay(url: str, node: str, session: str, ends: RelayEnds, *, mark: int)
     """
     pid = os.fork()
     if pid == 0:
+        exit_code = 1
         try:
             _detach({*ends.descriptors(), 2})
             processes.set_mark(mark)
             _Relay(url, node, session, ends).run()
+            exit_code = 0
         finally:
-            os._exit(0)
+            os._exit(exit_code)
     return pid
 
 
@@ -197,6 +199,7 @@ class _Relay:
             log.warning("command hung up", why=trouble.message)
         except Exception as error:  # anything: the command is hung up, and the agent goes on
             log.exception("relay failed", error=str(error))
+            raise
         finally:
             # Closing the socket hangs the command up, if it still runs.
             self._control.close()

@@ -58,8 +58,8 @@ class ExecSessions:
         self._slots = slots
         self._poll = poll
         self._mark = mark_of(run_dir)
-        #: The pid of each relay, by its pidfd.
-        self._relays: dict[int, int] = {}
+        #: The pid and the session of each relay, by its pidfd.
+        self._relays: dict[int, tuple[int, str]] = {}
         self._known: deque[str] = deque(maxlen=_REMEMBERED)
         self._is_refused = False
 
@@ -136,7 +136,7 @@ class ExecSessions:
             for descriptor in (*theirs, *ends.descriptors()):
                 os.close(descriptor)
         pidfd = os.pidfd_open(pid)
-        self._relays[pidfd] = pid
+        self._relays[pidfd] = pid, request.session
         self._poll.register(pidfd, select.POLLIN)
         log.info("command in pod", pod=attempt.pod, command=command.command[0], relay=pid)
 
@@ -144,16 +144,19 @@ class ExecSessions:
 
     def pids(self) -> frozenset[int]:
         """Return the relays."""
-        return frozenset(self._relays.values())
+        return frozenset(pid for pid, _ in self._relays.values())
 
     def owns(self, descriptor: int) -> bool:
         """Whether this is the descriptor of a relay."""
         return descriptor in self._relays
 
     def collect(self, descriptor: int) -> None:
-        """Collect a relay that has ended."""
-        pid = self._relays.pop(descriptor)
+        """Collect a relay that has ended; tell its user if it was killed."""
+        pid, session = self._relays.pop(descriptor)
         self._poll.unregister(descriptor)
         os.close(descriptor)
-        with suppress(ChildProcessError):
-            collect(pid)
+        with suppress(ChildProcessError, StoreUnavailable):
+            if collect(pid) != 0:
+                log.warning("relay of a command killed", relay=pid)
+                channel = ExecChannel(self._link, self._node, session, is_node=True)
+                channel.end_abruptly("the process that passes its bytes on was killed")

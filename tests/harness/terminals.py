@@ -73,11 +73,12 @@ class Terminal:
         # What is typed is shown, too, so the shell computes what is expected.
         self.type("until stty size | grep '^50 132'; do sleep 0.1; done; echo sized=$((6 * 9))\n")
         self.expect("sized=54")
-        self.type("echo begun=$((6 * 7)); sleep 100\n")
+        # A process that has begun is in the foreground; its shell may not be, a moment before.
+        program = 'trap "echo caught=$((6 * 8)); exit" INT; echo begun=$((6 * 7))'
+        self.type(f"sh -c '{program}; while :; do sleep 0.1; done'\n")
         self.expect("begun=42")
         self.type("\x03")
-        self.type("echo still=$((6 * 8))\n")
-        self.expect("still=48")
+        self.expect("caught=48")
 
     def ended(self, *, within_s: float = 60.0) -> int:
         """Return the exit code of the program, once it has ended; read what it shows meanwhile."""

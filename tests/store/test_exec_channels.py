@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
 
 from batchq.api.exec_session import ExecCommand, ExecFrame, ExecRequest, decoded_end
 from batchq.store import keys
-from batchq.store.exec_channels import ExecChannel, open_requests, post_request
-from batchq.store.node_channels import WakeUpChannel
+from batchq.store.exec_channels import (
+    ExecChannel,
+    open_requests,
+    post_request,
+    takes_requests,
+)
+from batchq.store.node_channels import WakeReason, WakeUpChannel, notify
 from batchq.store.redis import RedisStore
-from tests.harness.guarded import GuardedServer
+from batchq.store.rq_link import RqLink
+from batchq.worker.agent.exec_sessions import ExecSessions
+from batchq.worker.agent.slots import Slots
+from batchq.worker.agent.wakeups import WakeUpListener
+from tests.harness.guarded import ADMIN, GuardedServer
 
 SESSION = "0" * 48
 REQUEST = ExecRequest(
@@ -193,3 +204,28 @@ def test_operators_and_the_api_run_commands_on_every_node(
     finally:
         agent.close()
         caller.close()
+
+
+def test_an_agent_with_the_rights_of_a_former_version_takes_no_commands_and_works(
+    tmp_path: Path,
+) -> None:
+    former = ("~{bq}:inbox:n1", "~{bq}:alive:n1", "~{bq}:doorbell:n1", "~{bq}:bell")
+    with GuardedServer() as server, server.as_user(ADMIN) as admin:
+        admin.execute_command("ACL", "SETUSER", "worker-n1", "resetkeys", "%R~{bq}:*", *former)
+        users = ("worker-n1", "scheduler", "operator")
+        agent, leader, operator = (RedisStore(server.url_of(name)) for name in users)
+        poll = select.poll()
+        listener = WakeUpListener(server.url_of("worker-n1"), "n1", poll)
+        slots = Slots(RqLink(agent.url), "n1", prefix="test")
+        sessions = ExecSessions(agent, "n1", slots, poll=poll, run_dir=tmp_path, accounts=None)
+        try:
+            sessions.keep_open(listener)
+            listener.listen()
+            notify(leader.link, ["n1"], WakeReason.PODS)
+            assert poll.poll(10_000)
+            assert listener.answer() == {WakeReason.PODS}
+            assert not takes_requests(operator.link, "n1")
+        finally:
+            listener.close()
+            for store in (agent, leader, operator):
+                store.close()

@@ -24,6 +24,8 @@ from batchq.api.objects import Container, PodGroup, PodTemplate, RuntimeName
 RUNTIMES: tuple[RuntimeName, ...] = ("bwrap", "apptainer", "enroot", "podman")
 #: The label `batchq/runtime-bwrap` of a node is YES if the runtime works there, and NO otherwise.
 RUNTIME_LABEL, YES, NO = "batchq/runtime-", "yes", "no"
+#: A node with this label activates environments of Python.
+ACTIVATES_LABEL = "batchq/env-activate"
 MOST_MOUNTS = 64
 _MOST_TEXT = 4096
 _APPTAINER = ("docker://", "oras://", "library://", "shub://", "oci:", "oci-archive:")
@@ -50,11 +52,13 @@ def runtime_of(container: Container) -> RuntimeName:
 
 
 def without_lacking(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return a node's labels, by key, without those of runtimes that it lacks, for people."""
+    """Return a node's labels for people, by key: without those of runtimes that it lacks, and
+    without what each agent of this version can do.
+    """
     return {
         key: value
         for key, value in sorted(labels.items())
-        if not (key.startswith(RUNTIME_LABEL) and value == NO)
+        if key != ACTIVATES_LABEL and not (key.startswith(RUNTIME_LABEL) and value == NO)
     }
 
 
@@ -70,8 +74,9 @@ def mount_of(text: str) -> ContainerMount | None:
 
 
 def with_runtime_labels(group: PodGroup) -> PodGroup:
-    """Return the group with node selectors for the runtimes of its containers."""
-    if not any(task.template.container is not None for task in group.spec.tasks):
+    """Return the group with node selectors for what its templates need of an agent."""
+    templates = [task.template for task in group.spec.tasks]
+    if not any(one.container is not None or one.env_activate for one in templates):
         return group
     tasks = tuple(
         structs.replace(task, template=with_runtime_label(task.template))
@@ -81,11 +86,17 @@ def with_runtime_labels(group: PodGroup) -> PodGroup:
 
 
 def with_runtime_label(template: PodTemplate) -> PodTemplate:
-    """Return the template with the node selector for its container's runtime, if it has one."""
-    if template.container is None:
+    """Return the template with node selectors for its container's runtime, and for agents that can
+    activate an environment: those of former versions would ignore it.
+    """
+    needed = {}
+    if template.container is not None:
+        needed[f"{RUNTIME_LABEL}{runtime_of(template.container)}"] = YES
+    if template.env_activate:
+        needed[ACTIVATES_LABEL] = YES
+    if not needed:
         return template
-    label = f"{RUNTIME_LABEL}{runtime_of(template.container)}"
-    return structs.replace(template, node_selector={**template.node_selector, label: YES})
+    return structs.replace(template, node_selector={**template.node_selector, **needed})
 
 
 def container_problems(template: PodTemplate, path: str) -> Iterator[str]:

@@ -155,6 +155,14 @@ def test_a_manifest_with_a_container_needs_a_node_with_its_runtime() -> None:
     assert decode(encode(group)) == group
 
 
+def test_an_environment_needs_an_agent_that_can_activate_it() -> None:
+    group = a_group("g", tasks=(a_task("w", 1, env_activate="/venv"), a_task("plain", 1)))
+    activated_one, plain = with_runtime_labels(group).spec.tasks
+    assert activated_one.template.node_selector == {"batchq/env-activate": "yes"}
+    assert plain.template.node_selector == {}
+    assert runtime_labels()["batchq/env-activate"] == "yes"
+
+
 @pytest.mark.parametrize(
     ("template", "problem"),
     [

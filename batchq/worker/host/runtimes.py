@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from batchq.api.containers import NO, RUNTIME_LABEL, RUNTIMES, YES
+from batchq.api.containers import ACTIVATES_LABEL, NO, RUNTIME_LABEL, RUNTIMES, YES
 from batchq.system import structlog
 
 log = structlog.get_logger(__name__)
@@ -32,7 +32,8 @@ def runtime_labels() -> dict[str, str]:
         found["bwrap"] = False
     has = ", ".join(name for name, works in found.items() if works)
     log.info("container runtimes", found=has or "none", bwrap=why or None)
-    return {f"{RUNTIME_LABEL}{name}": YES if works else NO for name, works in found.items()}
+    labels = {f"{RUNTIME_LABEL}{name}": YES if works else NO for name, works in found.items()}
+    return {**labels, ACTIVATES_LABEL: YES}
 
 
 def _trouble_of_bwrap() -> str:

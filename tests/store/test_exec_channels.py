@@ -210,7 +210,8 @@ def test_an_agent_with_the_rights_of_a_former_version_takes_no_commands_and_work
     tmp_path: Path,
 ) -> None:
     former = ("~{bq}:inbox:n1", "~{bq}:alive:n1", "~{bq}:doorbell:n1", "~{bq}:bell")
-    with GuardedServer() as server, server.as_user(ADMIN) as admin:
+    server = GuardedServer()
+    with server, server.as_user(ADMIN) as admin:
         admin.execute_command("ACL", "SETUSER", "worker-n1", "resetkeys", "%R~{bq}:*", *former)
         users = ("worker-n1", "scheduler", "operator")
         agent, leader, operator = (RedisStore(server.url_of(name)) for name in users)

@@ -300,6 +300,10 @@ def _is_in_scope(identity: Identity, verb: Verb, target: Target) -> bool:
             return True
         if target.kind not in (_READ_BY_PODS if verb is Verb.READ else _OF_PODS):
             return False
+        # A command has the account of the group's owner, which the code of another's job must not
+        # gain.
+        if verb is Verb.EXEC and target.owner not in identity.names:
+            return False
     return identity.scope.permits(verb, target.namespace)
 
 

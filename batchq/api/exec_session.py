@@ -168,14 +168,16 @@ _DIGEST_LENGTH = 16
 _HEX = frozenset("0123456789abcdef")
 
 
-def session_of(random_id: str, user: str) -> str:
-    """Return the name of a new session of a user: only the same user finds it."""
-    return random_id[:_ID_LENGTH] + _digest_of(user)
+def session_of(random_id: str, user: str, group_uid: str) -> str:
+    """Return the name of a new session of a user in a pod of a group: only the same user finds it,
+    and only while the rights to that group last.
+    """
+    return random_id[:_ID_LENGTH] + _digest_of(f"{user} {group_uid}")
 
 
-def belongs_to(session: str, user: str) -> bool:
-    """Whether a session is a user's."""
-    return is_session(session) and session[_ID_LENGTH:] == _digest_of(user)
+def belongs_to(session: str, user: str, group_uid: str) -> bool:
+    """Whether a session is a user's, in a pod of a group."""
+    return is_session(session) and session[_ID_LENGTH:] == _digest_of(f"{user} {group_uid}")
 
 
 def is_session(text: str) -> bool:

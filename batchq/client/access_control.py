@@ -22,7 +22,7 @@ from batchq.api.notation import counted, subdomain_problem
 from batchq.api.objects import Pod, PodGroup
 from batchq.api.printable import printable
 from batchq.api.times import DAY, HOUR, describe_age, format_instant
-from batchq.api.tokens import TokenKind, digest_of_secret, signature_of, token_text
+from batchq.api.tokens import TokenKind, digest_of_secret, is_signed, signature_of, token_text
 from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
@@ -621,13 +621,29 @@ class Delegate:
         group = self._store.get_if_readable("PodGroup", key)
         if not isinstance(group, PodGroup) or group.metadata.uid != pod.status.group_uid:
             return None
-        if not group.spec.token:
+        if not group.spec.token or not self._is_proven(group):
             return None
         return PodHold(digest, key, group.status.submitted_by)
 
-    def request_command(self, client: Client, pod: Pod, command: ExecCommand) -> SessionPlace:
-        """Ask the node of a pod to run a command for the user of a client; see `PodCommands`."""
-        return client.commands.request(pod, command, signing_key=self._signing_key)
+    def _is_proven(self, group: PodGroup) -> bool:
+        """Return whether the owner of a group is the one who submitted it: users of the Redis
+        server can write any other, and only an API with a signing key can tell.
+        """
+        return not self._signing_key or is_signed(self._signing_key, group)
+
+    def request_command(
+        self, client: Client, group: PodGroup, pod: Pod, command: ExecCommand
+    ) -> SessionPlace:
+        """Ask the node of a pod of a group, as the caller's rights were checked for it, to run a
+        command for the user of a client; see `PodCommands`.
+
+        The request is signed only if the owner of the group is proven, and the pod is one of it by
+        its uid. An agent that runs pods as their owners refuses other requests.
+        """
+        is_of_group = pod.metadata.uid.rsplit("-", 2)[0] == group.metadata.uid
+        signs = is_of_group and self._is_proven(group)
+        key = self._signing_key if signs else b""
+        return client.commands.request(pod, command, signing_key=key)
 
     def frames_of(self, place: SessionPlace, after: int) -> Iterator[ExecFrame | None]:
         """Yield the frames of a command's session after a number; see `frames_of`."""

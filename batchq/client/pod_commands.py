@@ -122,7 +122,7 @@ class PodCommands:
         if not self._takes_requests(node):
             raise _no_agent(node)
         user = self._user()
-        session = session_of(secrets.token_hex(), user)
+        session = session_of(secrets.token_hex(), user, pod.status.group_uid)
         self._change(lambda now_ms: _started(pod, command, user, now_ms))
         request = ExecRequest(
             session=session, pod=pod.metadata.uid, attempt=pod.status.attempt, command=command

@@ -1,7 +1,7 @@
 """The endpoints of commands in pods: starting one, its frames for the user, and the user's frames.
 
-The name of a session is random, and says which user it is for; rights are checked for each
-request, and again while a stream lasts.
+The name of a session is random, and says for which user and group it is; the rights to that group
+are checked for each request, and again while a stream lasts.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ class FrameRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def run_command(call: ApiCall) -> ApiAnswer:
     """Ask the node of a pod to run a command; return where its session is."""
     group = call.group()
+    # The command sees the token of the pod, if that has one.
+    call.check_pod_tokens(group.spec.token)
     wanted = call.body_as(CommandRequest)
     pod = _pod_of(call, group, wanted.pod)
-    place = call.delegate.request_command(call.client, pod, wanted.run)
+    place = call.delegate.request_command(call.client, group, pod, wanted.run)
     return ApiAnswer(document=msgspec.to_builtins(place), status=HTTPStatus.CREATED)
 
 
@@ -63,7 +65,7 @@ def _pod_of(call: ApiCall, group: PodGroup, name: str) -> Pod:
 def read_command(call: ApiCall) -> StreamAnswer:
     """Return the frames of a session for its user, as they come."""
     group = call.group()
-    place = _place_of(call)
+    place = _place_of(call, group)
     after = call.number("after", 0, _MOST_NUMBER) or 0
 
     def read(delegate: Delegate, stop: Callable[[], bool]) -> Iterator[ExecFrame | None]:
@@ -81,8 +83,7 @@ def read_command(call: ApiCall) -> StreamAnswer:
 
 def write_command(call: ApiCall) -> ApiAnswer:
     """Send frames of the user to a command; say whether its session is open."""
-    call.group()
-    place = _place_of(call)
+    place = _place_of(call, call.group())
     frames = call.body_as(FrameRequest).frames
     if len(frames) > MOST_FRAMES:
         raise bad_request(f"frames: expected at most {MOST_FRAMES}, found {len(frames)}")
@@ -96,9 +97,9 @@ def write_command(call: ApiCall) -> ApiAnswer:
     return ApiAnswer(document={"isOpen": call.delegate.send_frames(place, frames)})
 
 
-def _place_of(call: ApiCall) -> SessionPlace:
+def _place_of(call: ApiCall, group: PodGroup) -> SessionPlace:
     session, node = call.path["session"], call.text("node")
-    if not belongs_to(session, call.identity.user):
+    if not belongs_to(session, call.identity.user, group.metadata.uid):
         raise ApiProblem(
             HTTPStatus.NOT_FOUND, "NotFound", "you have no such session with a command",
             exit_code=6,

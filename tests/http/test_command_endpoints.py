@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batchq.api.access import parse_binding
+from batchq.api.access import Scope, Verb, parse_binding
 from batchq.api.exec_session import ExecFrame, session_of
 from batchq.client.access_control import Actor, Delegate
 from batchq.store.exec_channels import ExecChannel, open_requests
@@ -130,10 +130,42 @@ def test_a_session_is_for_the_user_who_began_it(callers: dict[str, Caller], stag
 def test_frames_that_no_user_sends_are_refused(
     callers: dict[str, Caller], frames: list[dict[str, Any]], sentence: str
 ) -> None:
-    path = f"{COMMANDS}/{session_of('0' * 64, 'alice')}?node=n1"
+    uid = callers["alice"]("GET", f"{ML}/train").data["metadata"]["uid"]
+    path = f"{COMMANDS}/{session_of('0' * 64, 'alice', uid)}?node=n1"
     got = callers["alice"]("POST", path, {"frames": frames})
     assert got.status == 400
     assert got.data["detail"].startswith(sentence)
+
+
+def test_a_session_is_not_reached_through_another_group(
+    callers: dict[str, Caller], stage: Stage
+) -> None:
+    """The rights to the group of the pod would not be checked any more."""
+    assert callers["ada"]("POST", ML, manifest("mine")).status == 201
+    with an_agent(stage) as store:
+        place = callers["ada"]("POST", COMMANDS, RUN).data
+        node = ExecChannel(store.link, place["node"], place["session"], is_node=True)
+        node.open()
+        sent = {"frames": [{"number": 1, "kind": "stdin", "data": "aGVsbG8="}]}
+        path = f"{ML}/mine/commands/{place['session']}?node={place['node']}"
+        assert callers["ada"]("POST", path, sent).status == 404
+        assert callers["ada"]("GET", path).status == 404
+        assert node.receive(1) == []
+
+
+def test_a_token_that_permits_some_verbs_runs_nothing_beside_the_token_of_a_pod(
+    callers: dict[str, Caller], stage: Stage, server: Server
+) -> None:
+    root = Actor(user="root@host", via="redis")
+    assert callers["alice"]("POST", ML, manifest("tells", token="self")).status == 201
+    stage.turn()
+    stage.start("tells")
+    scope = Scope(verbs=(Verb.READ, Verb.EXEC))
+    with Delegate(server.url) as delegate, RunningApi(server.url) as api:
+        token = delegate.access.create_token("alice", root, scope=scope).text
+        got = api.caller(token)("POST", f"{ML}/tells/commands", {**RUN, "pod": "tells-main-0"})
+    assert got.status == 403
+    assert got.data["detail"].startswith("spec.token: this token permits no more than ")
 
 
 def test_a_pod_of_another_group_is_not_reached_through_ones_own(

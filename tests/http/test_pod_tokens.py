@@ -11,13 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from batchq.api.access import Scope, Verb, parse_binding
+from batchq.api.exec_session import ExecCommand, ExecRequest, is_request_signed
 from batchq.api.node_report import PodAttempt
+from batchq.api.objects import PodGroup
 from batchq.api.tokens import attempt_of, digest_of_secret, parse_token, token_text
-from batchq.api.transaction import fence_of
+from batchq.api.transaction import Transaction, Write, fence_of
 from batchq.client.access_control import Actor, Delegate
+from batchq.store import keys
+from batchq.store.exec_channels import open_requests
 from tests.client.stage import Stage
 from tests.harness.server import Server
 from tests.harness.tls import AUTHORITY, CERTIFICATES
@@ -91,6 +97,54 @@ def test_a_pod_acts_for_the_owner_of_its_group_and_its_children_name_the_group(
     assert pod.caller("POST", f"{DEFAULT}/child/cancel").status == 200
     assert {one.record.via for one in pod.delegate.access.audit(4)} == {"pod"}
     assert {one.record.token for one in pod.delegate.access.audit(4)} == {pod.attempt.id}
+
+
+def test_with_a_signing_key_only_pods_of_signed_groups_have_tokens(
+    server: Server, stage: Stage
+) -> None:
+    with Delegate(server.url, signing_key=b"k" * 32) as delegate:
+        delegate.client_of("ana").submit(manifest("signed", token="self"))
+        _, attempt = started(stage, "signed")
+        hold = delegate.pod_hold(attempt)
+        assert hold is not None
+        assert hold.owner == "ana"
+        give_to(stage, "signed", "ben")
+        assert delegate.pod_hold(attempt) is None
+
+
+def test_a_command_is_signed_only_where_the_owner_of_the_group_is_proven(
+    server: Server, stage: Stage
+) -> None:
+    key = b"k" * 32
+    run = ExecCommand(command=("id",))
+    with Delegate(server.url, signing_key=key) as delegate:
+        client = delegate.client_of("ana")
+        client.submit(manifest("signed"))
+        node, _ = started(stage, "signed")
+        open_requests(stage.store.link, node)
+        [pod] = stage.pods("signed")
+        for owner, is_proven in (("ana", True), ("ben", False)):
+            give_to(stage, "signed", owner)
+            group = client.get("PodGroup", "signed")
+            assert isinstance(group, PodGroup)
+            delegate.request_command(client, group, pod, run)
+            [(_, fields)] = stage.store.link.ask(
+                lambda client: client.xrevrange(keys.exec_requests(node), count=1)
+            )
+            request = msgspec.json.decode(fields[b"request"], type=ExecRequest)
+            assert is_request_signed(key, request) is is_proven
+
+
+def give_to(stage: Stage, name: str, owner: str) -> None:
+    """Write another owner into a group, as any user of the Redis server may."""
+    group = stage.store.get("PodGroup", f"default/{name}")
+    assert isinstance(group, PodGroup)
+    status = structs.replace(group.status, submitted_by=owner)
+    value = structs.replace(group, status=status)
+    write = Write(
+        kind="PodGroup", key=f"default/{name}", expect=group.metadata.revision, value=value
+    )
+    stage.store.commit([Transaction(subject=f"default/{name}", writes=(write,))], request_id=owner)
 
 
 def test_a_pod_reaches_no_other_namespace_and_nothing_but_groups(pod: RunningPod) -> None:

@@ -116,6 +116,16 @@ def check_cell(
         assert found.allowed is expected[cell], (verb, tier, owner, namespace, found)
 
 
+@pytest.mark.parametrize(("owner", "is_allowed"), [("ada", True), ("bob", False)])
+def test_a_pod_runs_commands_in_pods_of_its_owner_only(owner: str, is_allowed: bool) -> None:
+    """Where pods run as their owners, a command has the account of the other owner."""
+    admin = Binding(subject="user:ada", role=AccessRole.ADMIN, namespace="ml")
+    target = Target(kind=TargetKind.GROUPS, namespace="ml", owner=owner)
+    of_ada = Identity(user="ada", via="pod")
+    assert decide(of_ada, [admin], Verb.EXEC, target).allowed is is_allowed
+    assert decide(Identity(user="ada", via="token"), [admin], Verb.EXEC, target).allowed
+
+
 @pytest.mark.parametrize("visibility", Visibility)
 def test_the_printed_matrix_says_what_is_decided(visibility: Visibility) -> None:
     printed = {

@@ -157,8 +157,8 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         multiple=True,
         metavar="LABEL[=preferred]",
         callback=_as_topology,
-        help="Place all pods on nodes with one value of this label, such as rack; or try that "
-        "first, if preferred. Repeatable.",
+        help="Place all pods on nodes with one value of this label, such as rack; if preferred, "
+        "only where that is possible now. Repeatable.",
     ),
     click.option(
         "--env-activate",

@@ -168,6 +168,14 @@ def _matching_node(session: Session, shape: TaskShape) -> str:
     if not unmatched:
         return ""
     named = [name for name in template.nodes if name not in template.exclude_nodes]
+    missing = [key for key, value in template.node_selector.items() if not value]
+    if missing:
+        # `spec.topology` requires a label that no node has, with any value.
+        label = missing[0]
+        return (
+            f"no node has the label {label}: correct the topology, or start workers that have it"
+            f" (`batchq worker --label {label}=VALUE`)"
+        )
     if any(is_named(node.metadata.name, template) for node in nodes):
         labels = [f"--label {key}={value}" for key, value in template.node_selector.items()]
         has = "has it" if len(labels) == 1 else "has them"

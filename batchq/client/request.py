@@ -391,7 +391,10 @@ def _topology(request: Request) -> dict[str, Literal["required", "preferred"]]:
     for label, mode in request.topology.items():
         if mode not in ("required", "preferred"):
             raise InvalidInput(
-                f"topology, {label}: expected required or preferred, found {str(mode)[:40]!r}"
+                f"topology, {label}: expected required or preferred, found {str(mode)[:40]!r}",
+                hint=f"for nodes with one certain value, use the selector {label}={mode}"
+                if mode
+                else "leave the value out for required",
             )
     return dict(request.topology)
 

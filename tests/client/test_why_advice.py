@@ -143,6 +143,21 @@ def test_the_remedy_for_a_resource_of_no_node_says_so() -> None:
     ]
 
 
+def test_the_remedy_for_a_topology_of_no_node_names_its_label() -> None:
+    world = two_nodes_of_four()
+    world.add(asks("g", topology={"rak": "required"}))
+    world.settle()
+    assert remedies(world, "g") == [
+        (
+            "ExceedsCapacity",
+            (
+                "no node has the label rak: correct the topology, or start workers that have it"
+                " (`batchq worker --label rak=VALUE`)"
+            ),
+        )
+    ]
+
+
 @pytest.mark.parametrize(
     ("template", "remedy"),
     [

@@ -46,8 +46,9 @@ NAMES = {
     "nodes": st.lists(SUBDOMAIN, max_size=2).map(tuple),
     "exclude_nodes": st.lists(SUBDOMAIN, max_size=2).map(tuple),
     "topology": st.dictionaries(LABEL, st.sampled_from(["required", "preferred"]), max_size=2),
-    #: A manifest with one also gets a node selector.
+    #: A manifest with one of these also gets a node selector.
     "container": st.none(),
+    "env_activate": st.just(""),
     "parent": st.one_of(st.just(""), SUBDOMAIN),
     "priority_class_name": st.one_of(st.just(""), SUBDOMAIN),
     "pod_group": LABEL,

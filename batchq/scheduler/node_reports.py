@@ -247,7 +247,7 @@ def _plan_for(
         case Runs():
             pod = seen.pods.get(report.pod)
             group = None if pod is None else seen.groups.get(_group_of(pod))
-            return runs(pod, group, node, report, accepts_unknown=accepts_unknown)
+            return runs(pod, group, node, report, now_ms=now_ms, accepts_unknown=accepts_unknown)
 
 
 def _group_of(pod: Pod) -> str:
@@ -346,6 +346,7 @@ def runs(
     node: str,
     report: Runs,
     *,
+    now_ms: int,
     accepts_unknown: bool = True,
 ) -> Transaction | Superseded | None:
     """Adopt a running attempt that the server has forgotten, if the pod would have to run anyway.
@@ -374,11 +375,18 @@ def runs(
         scopes=(node_scope(node),),
         amounts=of_pod(pod.spec.requests),
     )
+    event = Event(
+        kind="Pod",
+        key=pod.metadata.uid,
+        reason="Found",
+        message=f"{full_name(pod)} runs on {node}, which the server had forgotten",
+        at=now_ms,
+    )
     return Transaction(
         subject=_group_of(pod),
         writes=(_write(pod, _set(pod, status=bound)),),
         charges=(charge,),
-        events=(_event(pod, "Found", f"runs on {node}, which the server had forgotten"),),
+        events=(event,),
     )
 
 
@@ -408,12 +416,6 @@ def _ended(pod: Pod, after: Pod, now_ms: int) -> Transaction:
         writes=(_write(pod, after),),
         charges=(Charge(holder=f"pod:{pod.metadata.uid}"),),
         events=(event,),
-    )
-
-
-def _event(pod: Pod, reason: str, message: str) -> Event:
-    return Event(
-        kind="Pod", key=pod.metadata.uid, reason=reason, message=f"{full_name(pod)} {message}"
     )
 
 

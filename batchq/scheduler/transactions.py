@@ -44,7 +44,8 @@ def transactions_of(session: Session) -> list[Transaction]:
     """Return all transactions: those that free before those that take, else in decision order."""
     by_group = _by_group(session.intents)
     result = [
-        _node_falls_silent(session.nodes.by_name[name].record) for name in session.effects.unready
+        _node_falls_silent(session.nodes.by_name[name].record, now_ms=session.now_ms)
+        for name in session.effects.unready
     ]
     frees: list[Transaction] = []
     moves: list[Transaction] = []
@@ -124,14 +125,15 @@ def _by_group(decided: Sequence[Intent]) -> dict[str, list[Intent]]:
     return groups
 
 
-def _node_falls_silent(node: Node) -> Transaction:
+def _node_falls_silent(node: Node, *, now_ms: int) -> Transaction:
     name = node.metadata.name
     silent = _set(node, status=_set(node.status, ready=False))
+    event = Event(kind="Node", key=name, reason="NotReady", message="no heartbeat", at=now_ms)
     return Transaction(
         subject=f"Node {name}",
         writes=(Write(kind="Node", key=name, expect=node.metadata.revision, value=silent),),
         charges=(Charge(holder=f"node:{name}"),),
-        events=(Event(kind="Node", key=name, reason="NotReady", message="no heartbeat"),),
+        events=(event,),
     )
 
 

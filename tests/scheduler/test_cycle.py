@@ -202,6 +202,8 @@ def test_pods_of_a_silent_node_are_lost_and_bound_elsewhere(stack: Stack) -> Non
     stack.clock.at_ms = heard + 40_000
     stack.until_idle()
     assert _node(stack, "n1").status.ready is False
+    [silent] = [event for event in stack.store.events(kind="Node") if event.reason == "NotReady"]
+    assert (silent.key, silent.message, silent.at) == ("n1", "no heartbeat", heard + 40_000)
     assert {pod.status.node for pod in stack.pods(PodPhase.RUNNING)} == {"n1"}
 
     # Its lease (30 s) and the pods' grace (30 s) must pass before anything runs again.

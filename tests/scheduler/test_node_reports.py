@@ -328,8 +328,11 @@ def test_long_after_a_restart_unknown_running_attempts_are_superseded() -> None:
     group = a_group("g", status=PodGroupStatus(phase=PodGroupPhase.IN_QUEUE, admission=1))
     waiting = a_pod(group, phase=PodPhase.PENDING)
     claimed = Runs(pod=waiting.metadata.uid, attempt=7, author="horse", started_at=0)
-    assert isinstance(runs(waiting, group, "n1", claimed), Transaction)
-    assert runs(waiting, group, "n1", claimed, accepts_unknown=False) == Superseded()
+    adopted = runs(waiting, group, "n1", claimed, now_ms=9)
+    assert isinstance(adopted, Transaction)
+    assert [(event.reason, event.at) for event in adopted.events] == [("Found", 9)]
+    unknown = runs(waiting, group, "n1", claimed, now_ms=9, accepts_unknown=False)
+    assert unknown == Superseded()
 
 
 # --- gangs with spec.launch -------------------------------------------------------------------
@@ -419,7 +422,7 @@ def test_impossible_devices_are_not_recorded() -> None:
 def test_an_attempt_that_the_server_had_forgotten_records_its_devices_again() -> None:
     group, pod = asking({"gpu": 1000}, PodPhase.BOUND)
     found = Runs(pod="g-1-0", attempt=1, author="horse", started_at=5, devices=("GPU-a",))
-    assert recorded(runs(pod, group, "n1", found)) == ("GPU-a",)
+    assert recorded(runs(pod, group, "n1", found, now_ms=9)) == ("GPU-a",)
 
 
 def serving(*devices: Device) -> Serves:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Protocol
 
@@ -70,17 +71,30 @@ class CommandSession:
         """Send a frame, and return it. Raises StoreUnavailable, Conflict if the session is over."""
         self._number += 1
         frame = ExecFrame(number=self._number, kind=kind, data=data)
-        if not self._channel.send([frame]):
+        with _hung_up_without_server():
+            is_open = self._channel.send([frame])
+        if not is_open:
             raise Conflict("the session with the command is over")
         return frame
 
     def receive(self, wait_s: float) -> Sequence[ExecFrame]:
         """Return the next frames, after waiting for them. Raises StoreUnavailable."""
-        return self._channel.receive(wait_s)
+        with _hung_up_without_server():
+            return self._channel.receive(wait_s)
 
     def close(self) -> None:
         """Close the connections; a command that still runs is hung up some seconds later."""
         self._channel.close()
+
+
+@contextmanager
+def _hung_up_without_server() -> Iterator[None]:
+    """Add to the error of a server that stays away what becomes of the command."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        error.message = f"{error.message}; the command in the pod is being hung up"
+        raise
 
 
 class PodCommands:
@@ -175,7 +189,7 @@ class _ServerChannel:
         from batchq.store.exec_channels import ExecChannel
         from batchq.store.link import Link
 
-        self._link = Link(url)
+        self._link = Link(url, survives_s=SILENCE_S)
         self._channel = ExecChannel(self._link, place.node, place.session, is_node=False)
         self._channel.received = after
 
@@ -270,7 +284,7 @@ class _ApiChannel:
 
 def _patient(session: ApiSession, path: str, document: object) -> dict[str, object]:
     """Send frames, and again while the API does not answer: they are numbered."""
-    give_up_at = monotonic() + SILENCE_S / 2
+    give_up_at = monotonic() + SILENCE_S
     while True:
         try:
             found: dict[str, object] = session.request("POST", path, document)

@@ -219,8 +219,12 @@ class Link:
     `connections` counts the connections made: a restarted server is reached over a new one.
     """
 
-    def __init__(self, url: str, *, client: redis.Redis | None = None) -> None:
+    def __init__(
+        self, url: str, *, client: redis.Redis | None = None, survives_s: float = 0.0
+    ) -> None:
+        """`survives_s`: how long a server may be away, if that is longer than the usual retry."""
         self.shown = shown(url)
+        self._survives_s = survives_s
         self._url = url
         self._through_sentinels = is_sentinel(url)
         self.connections = 0
@@ -447,7 +451,7 @@ class Link:
             self._asking_since.pop(thread, None)
 
     def _ask(self, client: redis.Redis, question: Callable[[redis.Redis], T], tries: int) -> T:
-        give_up_at = time.monotonic() + LONGEST_ASK_S
+        give_up_at = time.monotonic() + (self._survives_s or LONGEST_ASK_S)
         failed = 0
         loading_until: float | None = None
         while True:
@@ -465,11 +469,11 @@ class Link:
                 failed += 1
                 # A live scheduler loads its scripts again within seconds.
                 is_unknown = isinstance(error, broken.NoScriptError)
-                has_tried = failed >= tries and not is_unknown
+                has_tried = failed >= tries and not is_unknown and not self._survives_s
                 spent = has_tried or time.monotonic() >= give_up_at
                 if spent or not self._is_transient(client, error):
                     raise self.unavailable(error) from error
-                delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2**failed)
+                delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(failed, TRIES))
             if self._closing.wait(delay * random.uniform(0.5, 1.0)):
                 raise StoreUnavailable(f"the connection to {self.shown} was closed")
 

@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic
 
 import psutil
 import pytest
 import redis
 
+from batchq.daemon import embedded_server
 from batchq.worker.host.runtimes import runtime_labels
 from tests.e2e.machine import Machine, kill, phase, until
 from tests.http.api_process import RunningApi
@@ -286,6 +289,34 @@ def test_a_terminal_is_whole_after_a_signal(stack: Machine, sent: signal.Signals
         assert terminal.attributes() == terminal.before
 
 
+@pytest.mark.parametrize("has_api", [False, True])
+def test_a_shell_continues_after_a_server_was_away_for_seconds(
+    machine: Machine, has_api: bool
+) -> None:
+    machine.up()
+    machine.agent("n1", options=("--lease", "60s"))
+    run_pod(machine, "host", "sleep 600")
+    with ExitStack() as ends:
+        words = ("exec", "--pty", "host-main-0", "--", "sh")
+        door = {}
+        if has_api:
+            api = ends.enter_context(RunningApi(machine.url))
+            door = {"BATCHQ_SERVER": f"unix:{api.socket}"}
+        terminal = ends.enter_context(machine.terminal(*words, **door))
+        terminal.type("echo ready=$((6 * 7))\n")
+        terminal.expect("ready=42")
+        server = embedded_server.running_server(machine.home)
+        assert server is not None
+        kill(server.pid)
+        away_until = monotonic() + 5
+        terminal.type("echo typed=$((6 * 8))\n")
+        until(lambda: monotonic() > away_until, what="the server has been away")
+        embedded_server.ensure_server(machine.home)
+        terminal.expect("typed=48")
+        terminal.type("exit 7\n")
+        assert terminal.ended() == 7
+
+
 @pytest.mark.parametrize("victim", ["agent", "server", "relay"])
 def test_a_terminal_is_whole_after_a_kill(machine: Machine, victim: str) -> None:
     machine.up()
@@ -304,6 +335,8 @@ def test_a_terminal_is_whole_after_a_kill(machine: Machine, victim: str) -> None
                 kill(relay_of(agent.pid))
         # The agent says so at once if the relay is killed; the silence of both takes 15 seconds.
         assert terminal.ended(within_s=10 if victim == "relay" else 60) in (8, 9)
+        if victim == "server":
+            assert "refused; the command in the pod is being hung up" in terminal.shown
         assert terminal.attributes() == terminal.before
 
 

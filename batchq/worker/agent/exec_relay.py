@@ -156,7 +156,7 @@ class _Relay:
 
     def __init__(self, url: str, node: str, session: str, ends: RelayEnds) -> None:
         self._ends = ends
-        self._link = Link(url)
+        self._link = Link(url, survives_s=SILENCE_S)
         self._channel = ExecChannel(self._link, node, session, is_node=True)
         self._number = 0
         self._window, self._acknowledger = SendWindow(), Acknowledger()

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from batchq.cli.output.forms import Output
-from batchq.cli.output.options import examples, output_option
+from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import show_fields
 from batchq.cli.output.terminal import echo
 from batchq.errors import InvalidInput, NotFound, StoreUnavailable, UsageError
@@ -151,15 +151,27 @@ def logout() -> None:
 
 @click.command(epilog=examples("batchq whoami", "batchq whoami -o json"))
 @output_option("text", "json")
-def whoami(output: Output) -> None:
-    """Show who the API of `batchq login` takes you for, and your roles there."""
+@pass_globals
+def whoami(shared: Globals, output: Output) -> None:
+    """Show your user and your roles at the API that other commands use.
+
+    That is the API of BATCHQ_SERVER, with its token, or else the one of `batchq login`.
+    """
     from batchq.api_session import ApiSession, read_credentials
     from batchq.paths import find_home
 
-    kept = read_credentials(find_home())
-    with ApiSession(kept) as session:
+    used = shared.api()
+    if used is None:
+        # Fails if there is no login at all; otherwise a Redis server was chosen instead of it.
+        kept = read_credentials(find_home())
+        raise InvalidInput(
+            "commands here use the Redis server that --redis-url or the environment names, and only"
+            " the API knows users",
+            hint=f"without --redis-url and BATCHQ_REDIS_URL, they use the API at {kept.server}",
+        )
+    with ApiSession(used) as session:
         me = session.request("GET", "/v1/me")
-    output.page({"server": kept.server, **me}, lambda: _show(kept.server, me))
+    output.page({"server": used.server, **me}, lambda: _show(used.server, me))
 
 
 #: Where `batchq service install` lets the API of a machine listen.
@@ -214,10 +226,11 @@ def _copy(source: int, target: int, api: socket.socket) -> None:
 
 
 def _show(server: str, me: dict[str, Any]) -> None:
-    roles = [
+    # A user may have a role by its own name and by those of its groups.
+    roles = dict.fromkeys(
         f"{one['role']} in {'all namespaces' if one['namespace'] == '*' else one['namespace']}"
         for one in me["roles"]
-    ]
+    )
     token = me["token"]
     show_fields(
         [

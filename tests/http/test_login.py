@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,48 @@ def test_on_the_socket_no_token_is_needed(running_api: RunningApi) -> None:
     assert run("login", f"unix:{running_api.socket}").code == 0
     assert json.loads(run("whoami", "-o", "json").out)["via"] == "socket"
     assert run("logout").out == f"logged out of unix:{running_api.socket}\n"
+
+
+def test_whoami_asks_the_server_that_other_commands_use(
+    token: str, running_api: RunningApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("login", f"unix:{running_api.socket}")
+    assert json.loads(run("whoami", "-o", "json").out)["via"] == "socket"
+
+    file = tmp_path / "token"
+    file.write_text(f"{token}\n")
+    monkeypatch.setenv("BATCHQ_SERVER", f"unix:{running_api.socket}")
+    monkeypatch.setenv("BATCHQ_TOKEN_FILE", str(file))
+    me = json.loads(run("whoami", "-o", "json").out)
+    assert (me["user"], me["via"]) == ("alice", "token")
+
+    monkeypatch.setenv("BATCHQ_SERVER", "unix:/nowhere/api")
+    away = run("whoami")
+    assert (away.code, "the API at unix:/nowhere/api does not answer" in away.err) == (9, True)
+
+
+def test_whoami_says_that_commands_use_a_redis_server(running_api: RunningApi) -> None:
+    run("login", f"unix:{running_api.socket}")
+    refused = run("whoami", url="redis://127.0.0.1:1/0")
+    assert refused.code == 1
+    assert refused.err == (
+        "error: commands here use the Redis server that --redis-url or the environment names, and"
+        " only the API knows users\n"
+        "hint: without --redis-url and BATCHQ_REDIS_URL, they use the API at"
+        f" unix:{running_api.socket}\n"
+    )
+
+
+@pytest.mark.usefixtures("stage")
+def test_whoami_names_a_role_once_that_a_user_has_twice(server: Server) -> None:
+    # The account that runs the API is an operator anyway.
+    account = pwd.getpwuid(os.getuid()).pw_name
+    with Delegate(server.url) as delegate:
+        delegate.access.grant(parse_binding(f"user:{account}", "operator", "*"), ROOT)
+    with RunningApi(server.url) as api:
+        run("login", f"unix:{api.socket}")
+        fields = dict(line.split(None, 1) for line in run("whoami").lines)
+    assert fields["Roles:"] == "operator in all namespaces, admin in all namespaces"
 
 
 def test_a_certificate_of_an_unknown_authority_is_refused(

@@ -32,7 +32,10 @@ def people(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the machine have the accounts above, and no others."""
 
     def entry(name: str) -> pwd.struct_passwd:
-        uid = PEOPLE[name]
+        # A directory may ignore case, and take several domains for its own.
+        local, _, domain = name.lower().partition("@")
+        name = name if domain == "lab.example" else local
+        uid = PEOPLE[local]
         return pwd.struct_passwd((name, "x", uid, uid, "", f"/home/{name}", "/bin/bash"))
 
     monkeypatch.setattr(pwd, "getpwnam", entry)
@@ -127,6 +130,23 @@ def the_account(group: PodGroup, **rules: Any) -> str:
                 " batchq-worker, which is the agent's own: its pods could signal the agent"
             ),
         ),
+        (
+            group_of("Alice"),
+            {},
+            (
+                "its owner Alice is not the exact name of an account, without @; if account alice"
+                " is meant, name it in the agent's --user-map"
+            ),
+        ),
+        (
+            group_of("alice@lab.example"),
+            {},
+            (
+                "its owner alice@lab.example is not the exact name of an account, without @; if"
+                " account alice@lab.example is meant, name it in the agent's --user-map"
+            ),
+        ),
+        (group_of("Alice"), {"mapped": {"Alice": "alice"}}, "alice"),
         (group_of(""), {}, "its owner '' is not the name of an account"),
         (group_of("../root"), {}, "its owner '../root' is not the name of an account"),
         (

@@ -62,6 +62,12 @@ class PodAccounts(Struct, frozen=True, kw_only=True):
         if "/" in name or not name:
             raise NoAccount(f"its owner {owner[:80]!r} is not the name of an account")
         account = self._checked(name, f"owner {owner}")
+        # A directory may ignore case, or take `ann@one.example` and `ann@two.example` for one.
+        if owner not in self.mapped and (account.name != owner or "@" in owner):
+            raise NoAccount(
+                f"its owner {owner} is not the exact name of an account, without @; if account"
+                f" {account.name} is meant, name it in the agent's --user-map"
+            )
         if owner not in self.mapped and _is_of_system(account.uid):
             raise NoAccount(
                 f"its owner {owner} has the name of a system account (uid {account.uid}) on this"

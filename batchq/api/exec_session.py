@@ -21,11 +21,14 @@ from batchq.errors import InvalidInput, UnreadableRecord
 #: The data of one frame, and of all frames that are not acknowledged.
 FRAME_BYTES = 32 * 1024
 WINDOW_BYTES = 256 * 1024
+#: What a frame counts at least, so that small frames do not fill the server.
+_LEAST_BYTES = 2 * 1024
 #: A side that has nothing to say says so this often.
 PING_S = 2.0
 SILENCE_S = 15.0
-#: How long a node may take to answer a request for a command.
+#: How long a node may take to answer a request for a command, and how long a request is valid.
 ANSWER_S = 10.0
+REQUEST_TTL_MS = 30_000
 #: The longest command line, and the most columns or rows of a terminal.
 MOST_COMMAND_BYTES = 32 * 1024
 _MOST_CELLS = 65_535
@@ -84,16 +87,20 @@ class ExecCommand(Struct, frozen=True, kw_only=True):
     ends_pod: bool = False
 
 
-class ExecRequest(Struct, frozen=True, kw_only=True):
+class ExecRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request to a node: run a command in an attempt of a pod, for a session.
 
-    `signature` is that of the HTTP API, for nodes that run pods under the accounts of their owners.
+    `user` is for whom it runs. `expires_at` is the server's time from which on the request is not
+    valid. `signature` is that of the HTTP API, for nodes that run pods under the accounts of their
+    owners.
     """
 
     session: str
     pod: str
     attempt: int
     command: ExecCommand
+    user: str = ""
+    expires_at: int = 0
     signature: str = ""
 
 
@@ -207,8 +214,9 @@ class SendWindow:
     def add(self, frame: ExecFrame) -> None:
         """Note a frame that is sent."""
         if frame.kind in DATA:
-            self._sent.append((frame.number, len(frame.data)))
-            self._bytes += len(frame.data)
+            size = max(len(frame.data), _LEAST_BYTES)
+            self._sent.append((frame.number, size))
+            self._bytes += size
 
     def acknowledge(self, data: bytes) -> int | None:
         """Note an acknowledgement, and return how far it goes; None if it is malformed."""
@@ -231,7 +239,7 @@ class Acknowledger:
         """Note a processed frame, and return the data of an acknowledgement if one is due."""
         if frame.kind not in DATA:
             return None
-        self._bytes += len(frame.data)
+        self._bytes += max(len(frame.data), _LEAST_BYTES)
         if self._bytes < self._every_bytes:
             return None
         self._bytes = 0

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct, to_builtins
 
 from batchq.api.exec_session import (
+    REQUEST_TTL_MS,
     SILENCE_S,
     ExecCommand,
     ExecFrame,
@@ -139,7 +140,12 @@ class PodCommands:
         session = session_of(secrets.token_hex(), user, pod.status.group_uid)
         self._change(lambda now_ms: _started(pod, command, user, now_ms))
         request = ExecRequest(
-            session=session, pod=pod.metadata.uid, attempt=pod.status.attempt, command=command
+            session=session,
+            pod=pod.metadata.uid,
+            attempt=pod.status.attempt,
+            command=command,
+            user=user,
+            expires_at=self._store.now_ms() + REQUEST_TTL_MS,
         )
         if signing_key:
             request = signed_request(signing_key, request)

@@ -27,6 +27,8 @@ from batchq.store.link import LONGEST_BLOCK_MS, Link, is_damaged
 #: Requests that a node has not read; more push the oldest out.
 REQUESTS_KEPT = 64
 _FRAMES_A_READ = 64
+#: Frames of a user that the node has not taken; the window permits half of them.
+MOST_WAITING = 256
 #: An id that is not above the last one: the entry was written by a former try.
 _NO_IDS_LEFT = "exhausted the last possible ID"
 _REPEATED = "equal or smaller than the target stream top item"
@@ -85,11 +87,14 @@ class ExecChannel:
         self._link = link
         to_node, from_node = keys.exec_input(node, session), keys.exec_output(node, session)
         self._out, self._in = (from_node, to_node) if is_node else (to_node, from_node)
+        self._is_node, self._name = is_node, f"{session} on node {node}"
         #: The number of the last frame received.
         self.received = 0
 
     def send(self, frames: Sequence[ExecFrame]) -> bool:
         """Send frames in order; return False if the session is over. Safe to repeat."""
+        if not self._is_node:
+            self._require_room()
 
         def add(client: Any) -> list[Any]:
             pipeline = client.pipeline(transaction=False)
@@ -125,14 +130,31 @@ class ExecChannel:
         frames = (_frame(id_, fields) for id_, fields in entries)
         return [frame for frame in frames if frame is not None]
 
+    def _require_room(self) -> None:
+        """Raise StoreUnavailable if the node has not taken what it has: it may be gone."""
+
+        def measure(client: Any) -> Any:
+            pipeline = client.pipeline(transaction=False)
+            pipeline.xinfo_stream(self._out)
+            return pipeline.execute(raise_on_error=False)[0]
+
+        found = self._link.ask(measure)
+        if isinstance(found, dict) and found["length"] > MOST_WAITING:
+            raise StoreUnavailable(
+                f"the session {self._name} is busy: more than {MOST_WAITING} frames wait for the"
+                " command; send again later"
+            )
+
     # --- for the node -------------------------------------------------------------------------
 
     def open(self) -> None:
         """Create both streams."""
+        self._create(self._out, self._in)
 
+    def _create(self, *streams: str) -> None:
         def make(client: Any) -> None:
             pipeline = client.pipeline(transaction=False)
-            for key in (self._out, self._in):
+            for key in streams:
                 pipeline.xadd(key, {"kind": "ping", "data": b""}, id="0-1")
             self._add_expiry(pipeline)
             for answer in pipeline.execute(raise_on_error=False):
@@ -169,18 +191,25 @@ class ExecChannel:
         self._link.ask(lambda client: client.delete(self._out, self._in))
 
     def refuse(self, message: str, *, is_early: bool = False) -> None:
-        """Open the session only to say why there is none."""
-        self.open()
+        """Say why there is no session; the user can send nothing."""
+        self._create(self._out)
         end = msgspec.json.encode(ExecEnd(message=message, is_early=is_early))
         self.send([ExecFrame(number=1, kind="end", data=end)])
 
     def end_abruptly(self, message: str) -> None:
         """Add the end of a session whose last frame is not known: its number is an instant, which
-        is above all others.
+        is above all others. The user can send nothing more.
         """
         end = msgspec.json.encode(ExecEnd(message=message))
         entry: dict[Any, Any] = {"kind": "end", "data": end}
-        self._link.ask(lambda client: client.xadd(self._out, entry, nomkstream=True))
+
+        def end_both(client: Any) -> None:
+            pipeline = client.pipeline(transaction=False)
+            pipeline.xadd(self._out, entry, nomkstream=True)
+            pipeline.delete(self._in)
+            pipeline.execute()
+
+        self._link.ask(end_both)
 
     def _add_expiry(self, pipeline: Any) -> None:
         for key in (self._out, self._in):

@@ -184,13 +184,19 @@ def test_a_command_ends_with_its_pod(stack: Machine) -> None:
 
 
 def test_a_command_ends_when_its_user_is_killed(stack: Machine) -> None:
+    client = redis.Redis.from_url(stack.url)
+    former = set(client.keys("exec:*put:*"))
     reader = stack.piped("exec", "host-main-0", "--", "sh", "-c", "echo $$; exec sleep 600")
     assert reader.stdout is not None
     command = psutil.Process(int(reader.stdout.readline()))
+    streams = set(client.keys("exec:*put:*")) - former
+    assert len(streams) == 2
     reader.kill()
     reader.wait(20)
     reader.stdout.close()
     until(lambda: not command.is_running(), what="it is hung up", within_s=40)
+    until(lambda: not client.exists(*streams), what="its session is removed", within_s=10)
+    client.close()
     with stack.client() as client:
         assert phase(client, "host") == "Running"
 

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from batchq.api.exec_session import ExecCommand, ExecFrame, ExecRequest, decoded_end
+from batchq.errors import StoreUnavailable
 from batchq.store import keys
 from batchq.store.exec_channels import (
     ExecChannel,
@@ -68,6 +69,38 @@ def test_a_user_adds_nothing_to_a_session_that_is_over(
     node.remove()
     assert not user.send(frames(b"too late", first=2))
     assert raw.keys("exec:*") == []
+
+
+def test_a_user_does_not_fill_the_server_if_the_node_takes_nothing(
+    sides: tuple[ExecChannel, ExecChannel], raw: redis.Redis
+) -> None:
+    node, user = sides
+    node.open()
+    for first in range(1, 257, 16):
+        assert user.send(frames(*[b"x"] * 16, first=first))
+    with pytest.raises(StoreUnavailable) as refused:
+        user.send(frames(b"x", first=257))
+    assert refused.value.message == (
+        f"the session {SESSION} on node n1 is busy: more than 256 frames wait for the command;"
+        " send again later"
+    )
+    assert raw.xlen(keys.exec_input("n1", SESSION)) == 257
+    node.discard(received=list(range(1, 257)))
+    assert user.send(frames(b"x", first=257))
+
+
+def test_a_user_sends_nothing_to_a_session_that_is_refused_or_has_ended_abruptly(
+    sides: tuple[ExecChannel, ExecChannel],
+) -> None:
+    node, user = sides
+    node.refuse("no place")
+    assert not user.send(frames(b"x"))
+    [end] = user.receive(1_000)
+    assert decoded_end(end.data).message == "no place"
+    node.remove()
+    node.open()
+    node.end_abruptly("killed")
+    assert not user.send(frames(b"x"))
 
 
 def test_a_session_without_its_node_expires(

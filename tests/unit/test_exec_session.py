@@ -33,14 +33,15 @@ def frame(number: int, size: int = FRAME_BYTES) -> ExecFrame:
 
 
 def test_a_session_belongs_to_the_user_who_began_it() -> None:
-    session = session_of(RANDOM, "alice")
-    assert belongs_to(session, "alice")
-    assert not belongs_to(session, "bob")
+    session = session_of(RANDOM, "alice", "g1")
+    assert belongs_to(session, "alice", "g1")
+    assert not belongs_to(session, "bob", "g1")
+    assert not belongs_to(session, "alice", "g2")
 
 
 @pytest.mark.parametrize("text", ["", "0" * 47, "0" * 49, "g" * 48, "0" * 32 + ":" + "0" * 15])
 def test_a_malformed_session_belongs_to_no_user(text: str) -> None:
-    assert not belongs_to(text, "alice")
+    assert not belongs_to(text, "alice", "g1")
 
 
 def test_a_window_has_room_until_it_is_full_and_again_after_an_acknowledgement() -> None:
@@ -50,6 +51,18 @@ def test_a_window_has_room_until_it_is_full_and_again_after_an_acknowledgement()
         window.add(frame(number))
     assert not window.has_room()
     assert window.acknowledge(b"1") == 1
+    assert window.has_room()
+
+
+def test_few_small_frames_fill_a_window_and_are_acknowledged() -> None:
+    window, acknowledger = SendWindow(), Acknowledger()
+    numbers = range(1, 129)
+    answers = [acknowledger.note(frame(number, 1)) for number in numbers]
+    for number in numbers:
+        window.add(frame(number, 1))
+    assert not window.has_room()
+    assert [answer for answer in answers if answer] == [b"32", b"64", b"96", b"128"]
+    window.acknowledge(b"32")
     assert window.has_room()
 
 
@@ -104,7 +117,7 @@ def test_a_command_that_no_pod_can_run_is_refused(command: tuple[str, ...], sent
 
 def test_a_request_is_read_as_it_was_written() -> None:
     request = ExecRequest(
-        session=session_of(RANDOM, "alice"),
+        session=session_of(RANDOM, "alice", "g1"),
         pod="u1-1-0",
         attempt=1,
         command=ExecCommand(command=("sh",), terminal=TerminalSize(50, 132), term="xterm"),
@@ -114,7 +127,7 @@ def test_a_request_is_read_as_it_was_written() -> None:
 
 def test_a_signature_is_of_the_whole_request_and_of_its_key() -> None:
     request = ExecRequest(
-        session=session_of(RANDOM, "alice"),
+        session=session_of(RANDOM, "alice", "g1"),
         pod="u1-1-0",
         attempt=1,
         command=ExecCommand(command=("id",)),

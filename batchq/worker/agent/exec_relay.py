@@ -184,6 +184,7 @@ class _Relay:
         self._keep_at = 0.0
         self._end: ExecEnd | None = None
         self._ended_at = 0.0
+        self._is_told = False
 
     def run(self) -> None:
         """Relay until the command has ended and its user has fetched the output."""
@@ -203,6 +204,10 @@ class _Relay:
         finally:
             # Closing the socket hangs the command up, if it still runs.
             self._control.close()
+            if not self._is_told:
+                # Otherwise the user could go on sending until the session expires.
+                with suppress(StoreUnavailable):
+                    self._channel.remove()
 
     # --- what the user sends ------------------------------------------------------------------
 
@@ -379,6 +384,7 @@ class _Relay:
         """Tell the user the end. The session is removed once the user has it, or expires."""
         assert self._end is not None
         self._send("end", msgspec.json.encode(self._end))
+        self._is_told = True
         self._channel.keep()
         give_up_at = monotonic() + _FETCH_S
         while self._sent and monotonic() < give_up_at:

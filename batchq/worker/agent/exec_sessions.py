@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import os
 import select
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from batchq.api.exec_session import ExecRequest, decoded_request, is_request_signed
+from batchq.api.exec_session import (
+    REQUEST_TTL_MS,
+    ExecRequest,
+    decoded_request,
+    is_request_signed,
+)
 from batchq.api.node_report import PodAttempt
 from batchq.errors import StoreUnavailable
 from batchq.store.exec_channels import ExecChannel, open_requests
@@ -32,8 +36,8 @@ log = structlog.get_logger(__name__)
 
 #: Commands in the pods of one node at a time: each has a process and two connections.
 MOST_SESSIONS = 64
-#: Sessions that are remembered, because a request may come twice.
-_REMEMBERED = 1_024
+#: Those of one user, so that other users find places.
+MOST_SESSIONS_OF_USER = 16
 
 
 class ExecSessions:
@@ -53,20 +57,24 @@ class ExecSessions:
         pods run under the accounts of their owners, only the HTTP API may start commands in them.
         """
         self._accounts = accounts
-        self._url, self._link = store.url, store.link
+        self._store, self._url, self._link = store, store.url, store.link
         self._node = node
         self._slots = slots
         self._poll = poll
         self._mark = mark_of(run_dir)
-        #: The pid and the session of each relay, by its pidfd.
-        self._relays: dict[int, tuple[int, str]] = {}
-        self._known: deque[str] = deque(maxlen=_REMEMBERED)
+        #: The pid of each relay and its request, by its pidfd.
+        self._relays: dict[int, tuple[int, ExecRequest]] = {}
+        #: When sessions that were asked for may be forgotten: a request may come twice.
+        self._known: dict[str, int] = {}
+        #: What was asked for before may have been opened by the agent before.
+        self._since = 0
         self._is_refused = False
 
     def keep_open(self, listener: WakeUpListener) -> None:
         """Take requests from now on, or continue to. Raise StoreUnavailable."""
         try:
             newest = open_requests(self._link, self._node)
+            self._since = self._since or self._store.now_ms()
         except StoreUnavailable as trouble:
             if not is_forbidden(trouble):
                 raise
@@ -82,32 +90,64 @@ class ExecSessions:
 
         Raise StoreUnavailable; the user repeats a request that is lost then.
         """
+        if not requests:
+            return
+        now_ms = self._store.now_ms()
+        self._known = {one: until for one, until in self._known.items() if until > now_ms}
         for data in requests:
             request = decoded_request(data)
             if request is None:
                 log.warning("request for a command refused", why="it is malformed")
             elif request.session not in self._known:
-                self._known.append(request.session)
-                self._open(request, waiting)
+                self._answer(request, waiting, now_ms)
 
-    def _open(self, request: ExecRequest, waiting: frozenset[PodAttempt]) -> None:
+    def _answer(self, request: ExecRequest, waiting: frozenset[PodAttempt], now_ms: int) -> None:
         channel = ExecChannel(self._link, self._node, request.session, is_node=True)
+        until = now_ms + REQUEST_TTL_MS
+        if self._accounts is not None:
+            if why := self._why_invalid(self._accounts.key, request, now_ms):
+                channel.refuse(why)
+                return
+            until = request.expires_at
+        self._known[request.session] = until
+        self._open(channel, request, waiting)
+
+    def _why_invalid(self, key: bytes, request: ExecRequest, now_ms: int) -> str:
+        """Say why a request is not one of the HTTP API for now; "" if it is."""
+        if not is_request_signed(key, request):
+            return (
+                f"node {self._node} runs pods under the accounts of their owners, and the request"
+                " has no valid signature of the HTTP API: use the API, with the --signing-key of"
+                " this node"
+            )
+        if request.expires_at <= now_ms:
+            return (
+                f"the request is too old: expected one of the last {REQUEST_TTL_MS // 1000} seconds"
+                " by the clock of the Redis server; try again"
+            )
+        if request.expires_at - REQUEST_TTL_MS < self._since:
+            return f"the agent of node {self._node} has been started since; try again"
+        return ""
+
+    def _open(
+        self, channel: ExecChannel, request: ExecRequest, waiting: frozenset[PodAttempt]
+    ) -> None:
         attempt = PodAttempt(request.pod, request.attempt)
         if attempt not in self._slots.attempts():
             is_early = attempt in waiting
             state = "has not started yet" if is_early else "does not run any more"
             channel.refuse(f"the pod {state} on node {self._node}", is_early=is_early)
             return
-        if self._accounts is not None and not is_request_signed(self._accounts.key, request):
-            channel.refuse(
-                f"node {self._node} runs pods under the accounts of their owners, and the request"
-                " has no valid signature of the HTTP API: use the API, with the --signing-key of"
-                " this node"
-            )
-            return
         if len(self._relays) >= MOST_SESSIONS:
             channel.refuse(
                 f"{MOST_SESSIONS} commands run in pods of node {self._node}, the most there may be"
+            )
+            return
+        of_user = sum(one.user == request.user for _, one in self._relays.values())
+        if of_user >= MOST_SESSIONS_OF_USER:
+            channel.refuse(
+                f"{of_user} commands of user {request.user} run in pods of node {self._node}, the"
+                " most that one user may have there"
             )
             return
         try:
@@ -136,7 +176,7 @@ class ExecSessions:
             for descriptor in (*theirs, *ends.descriptors()):
                 os.close(descriptor)
         pidfd = os.pidfd_open(pid)
-        self._relays[pidfd] = pid, request.session
+        self._relays[pidfd] = pid, request
         self._poll.register(pidfd, select.POLLIN)
         log.info("command in pod", pod=attempt.pod, command=command.command[0], relay=pid)
 
@@ -152,11 +192,11 @@ class ExecSessions:
 
     def collect(self, descriptor: int) -> None:
         """Collect a relay that has ended; tell its user if it was killed."""
-        pid, session = self._relays.pop(descriptor)
+        pid, request = self._relays.pop(descriptor)
         self._poll.unregister(descriptor)
         os.close(descriptor)
         with suppress(ChildProcessError, StoreUnavailable):
             if collect(pid) != 0:
                 log.warning("relay of a command killed", relay=pid)
-                channel = ExecChannel(self._link, self._node, session, is_node=True)
+                channel = ExecChannel(self._link, self._node, request.session, is_node=True)
                 channel.end_abruptly("the process that passes its bytes on was killed")

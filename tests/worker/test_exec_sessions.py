@@ -1,0 +1,168 @@
+"""Which requests for commands in pods an agent accepts, and how many at a time."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+import redis
+from msgspec import structs
+
+from batchq.api.exec_session import (
+    REQUEST_TTL_MS,
+    ExecCommand,
+    ExecRequest,
+    decoded_end,
+    signed_request,
+)
+from batchq.api.node_report import PodAttempt
+from batchq.store.exec_channels import ExecChannel
+from batchq.store.redis import RedisStore
+from batchq.worker.agent import exec_sessions
+from batchq.worker.agent.exec_sessions import ExecSessions
+from batchq.worker.agent.slots import Slots
+from batchq.worker.agent.wakeups import WakeUpListener
+from batchq.worker.host.accounts import PodAccounts
+from batchq.worker.host.privileges import Account
+from batchq.worker.workhorse.inner_commands import InnerOrder
+
+KEY = b"k" * 40
+ACCOUNTS = PodAccounts(
+    key=KEY, agent=Account(name="batchq-worker", uid=998, gid=998, groups=(), home="/", shell="")
+)
+
+
+class OneHorse:
+    """The slots of an agent with one running attempt."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def attempts(self) -> frozenset[PodAttempt]:
+        return frozenset({PodAttempt("u1-1-0", 1)})
+
+    def hand_over(self, attempt: PodAttempt, order: InnerOrder, theirs: Sequence[int]) -> bool:
+        self.started.append(order.argv[0])
+        return True
+
+
+class SilentListener:
+    """A listener that is told from where to listen, and does not."""
+
+    def listen_to_requests(self, newest: str) -> None:
+        pass
+
+
+class Node:
+    """An agent's part in commands, whose relays do nothing and stay."""
+
+    def __init__(self, store: RedisStore, run_dir: Path) -> None:
+        self.store, self.run_dir = store, run_dir
+        self.horse = OneHorse()
+        self.relays: list[subprocess.Popen[bytes]] = []
+        self.restart(ACCOUNTS)
+
+    def restart(self, accounts: PodAccounts | None) -> None:
+        self._sessions = ExecSessions(
+            self.store,
+            "n1",
+            cast("Slots", self.horse),
+            poll=select.poll(),
+            run_dir=self.run_dir,
+            accounts=accounts,
+        )
+        self._sessions.keep_open(cast("WakeUpListener", SilentListener()))
+
+    def fork_relay(self, *_: object, **__: object) -> int:
+        relay = subprocess.Popen(["sleep", "600"])
+        self.relays.append(relay)
+        return relay.pid
+
+    def take(self, *requests: ExecRequest) -> None:
+        self._sessions.open_all([msgspec.json.encode(one) for one in requests], frozenset())
+
+    def answer(self, request: ExecRequest) -> str:
+        """Return why the node has opened no session; "" if it has said nothing."""
+        user = ExecChannel(self.store.link, "n1", request.session, is_node=False)
+        ends = [frame for frame in user.receive(10) if frame.kind == "end"]
+        return decoded_end(ends[0].data).message if ends else ""
+
+
+@pytest.fixture
+def node(
+    redis_store: RedisStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Node]:
+    made = Node(redis_store, tmp_path)
+    monkeypatch.setattr(exec_sessions, "fork_relay", made.fork_relay)
+    yield made
+    for relay in made.relays:
+        relay.kill()
+        relay.wait()
+
+
+def a_request(node: Node, number: int, *, user: str = "alice", age_ms: int = 0) -> ExecRequest:
+    """Return a request without a signature, as a client makes it."""
+    return ExecRequest(
+        session=f"{number:048x}",
+        pod="u1-1-0",
+        attempt=1,
+        command=ExecCommand(command=("id",)),
+        user=user,
+        expires_at=node.store.now_ms() + REQUEST_TTL_MS - age_ms,
+    )
+
+
+def test_a_signed_request_is_answered_once_whatever_comes_between(
+    node: Node, raw: redis.Redis
+) -> None:
+    signed = signed_request(KEY, a_request(node, 0))
+    node.take(signed)
+    for number in range(1, 1_101):
+        node.take(a_request(node, number))
+        raw.flushdb()
+    node.take(signed)
+    assert node.horse.started == ["id"]
+
+
+def test_a_signed_request_is_not_valid_for_the_next_agent_or_later(node: Node) -> None:
+    before = signed_request(KEY, a_request(node, 0))
+    node.take(before)
+    node.restart(ACCOUNTS)
+    old = signed_request(KEY, a_request(node, 1, age_ms=REQUEST_TTL_MS))
+    without_time = signed_request(KEY, structs.replace(a_request(node, 2), expires_at=0))
+    longer = structs.replace(before, session=f"{3:048x}", expires_at=before.expires_at + 1_000)
+    node.take(before, old, without_time, longer)
+    assert node.horse.started == ["id"]
+    sentence = (
+        "the request is too old: expected one of the last 30 seconds by the clock of the Redis"
+        " server; try again"
+    )
+    assert [node.answer(one) for one in (before, old, without_time)] == [
+        "the agent of node n1 has been started since; try again",
+        sentence,
+        sentence,
+    ]
+    assert "has no valid signature" in node.answer(longer)
+
+
+def test_an_agent_without_accounts_answers_requests_of_former_versions_once(node: Node) -> None:
+    node.restart(None)
+    former = structs.replace(a_request(node, 0), expires_at=0, user="")
+    node.take(former, former)
+    assert node.horse.started == ["id"]
+
+
+def test_one_user_does_not_take_all_places_of_a_node(node: Node) -> None:
+    requests = [signed_request(KEY, a_request(node, number)) for number in range(17)]
+    node.take(*requests)
+    assert len(node.relays) == 16
+    assert node.answer(requests[16]) == (
+        "16 commands of user alice run in pods of node n1, the most that one user may have there"
+    )
+    node.take(signed_request(KEY, a_request(node, 17, user="bob")))
+    assert len(node.relays) == 17

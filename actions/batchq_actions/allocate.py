@@ -28,6 +28,7 @@ from batchq.core.placement.elastic import (
 from batchq.core.placement.feasibility import why_not_when_empty
 from batchq.core.placement.gangs import bind_kept, bind_until_ready, least_first
 from batchq.core.placement.kept_places import drop
+from batchq.core.placement.topology import domains_for, may_move
 from batchq.core.preemption.pledges import (
     amounts_by_node,
     end_pledge,
@@ -123,6 +124,8 @@ def _place_extras_above(
 
 def _place_gang(session: Session, group: GroupState, waiting: Sequence[Pod]) -> None:
     before = dict(group.live_pods)
+    if group.record.spec.topology and may_move(group) and _place_in_domain(session, group, waiting):
+        return
     with Statement(session) as statement:
         release_to(statement, group)
         refusals = bind_until_ready(session, statement, group, waiting)
@@ -138,6 +141,21 @@ def _place_gang(session: Session, group: GroupState, waiting: Sequence[Pod]) -> 
         )
     if _has_waited_long(session, group) and group.uid not in session.nodes.held:
         hold_capacity(session, group, found)
+
+
+def _place_in_domain(session: Session, group: GroupState, waiting: Sequence[Pod]) -> bool:
+    """Place a gang in the first domain that takes it now; return whether there is one."""
+    for domain in domains_for(session, group):
+        group.confine(domain)
+        with Statement(session) as statement:
+            release_to(statement, group)
+            if bind_until_ready(session, statement, group, waiting) is None:
+                statement.set_status(group, domain=domain)
+                end_pledge(statement, group)
+                statement.commit()
+                return True
+    group.confine(group.status.domain)
+    return False
 
 
 def _was_on_node(pod: Pod | None) -> bool:

@@ -207,6 +207,32 @@ def test_a_head_waits_for_the_rack_in_which_it_can_start_first() -> None:
     assert (begun["gang-t-0"], begun["gang-t-1"], begun["long-t-0"]) == (30, 30, 0)
 
 
+@pytest.mark.parametrize("config", ["actions: [allocate]", "overcommit: 1.5"])
+def test_a_rack_that_an_admission_has_chosen_blindly_is_left_while_it_has_no_pods(
+    config: str,
+) -> None:
+    world = (
+        *TWO_RACKS,
+        *occupied("a1", 4, 40),
+        *occupied("b1", 4, 600),
+        group("gang", 2, 4, runtime="10s", created=1, topology=WITHIN_ONE),
+    )
+    came = outcome(*world, config=config)
+    assert places(came, "gang") == ["a1", "a2"]
+    assert starts(came)["gang-t-0"] == 40
+
+
+def test_pods_stay_in_their_rack_where_nothing_reserves() -> None:
+    world = (
+        racked("a1", 1),
+        racked("b1", 1),
+        group("many", 3, 1, runtime="50s", created=1, minMember=1, topology=WITHIN_ONE),
+        timeline(applies(20, racked("c1")), applies(20, racked("c2"))),
+    )
+    came = outcome(*world, config="actions: [allocate]")
+    assert len(set(places(came, "many"))) == 1
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_no_gang_is_ever_split_and_all_that_fit_run(seed: int) -> None:
     """Random gangs, arrays and singles, with priorities, on three racks of unequal nodes."""

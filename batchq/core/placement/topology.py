@@ -22,7 +22,7 @@ from batchq.core.placement.placement import gang_of
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.session_nodes import Gang, NodeState
 from batchq.core.session.specs import task_within
-from batchq.core.session.state import GroupState
+from batchq.core.session.state import GroupState, is_admitted
 
 #: Label -> value.
 Domain: TypeAlias = dict[str, str]
@@ -37,7 +37,17 @@ def keys_of(group: GroupState, mode: str) -> tuple[str, ...]:
 
 def may_choose(group: GroupState) -> bool:
     """Return whether a group requires a domain, and may still be given any."""
-    return not group.reserved and bool(keys_of(group, "required"))
+    if group.reserved or (is_admitted(group) and group.status.domain):
+        return False
+    return bool(keys_of(group, "required"))
+
+
+def may_move(group: GroupState) -> bool:
+    """Return whether an admitted group that requires a domain has nothing in its own one yet. It
+    was chosen blindly if the admission did not look at nodes, and may be full by now otherwise.
+    """
+    has_none = not group.held and not any(group.placed.values())
+    return has_none and not group.status.pledge.stands and bool(keys_of(group, "required"))
 
 
 def domains_for(session: Session, group: GroupState) -> list[Domain]:

@@ -222,6 +222,7 @@ def _choose_again(
                 del session.effects.joined[decided:]
         elif _keeps_its_pledge(session, group, before.pledge):
             statement.put_status(group, before)
+            group.confine(before.domain)
             resume_pledge(statement, group, before.pledge)
         else:
             if _was_admitted_now(session, group, before):
@@ -229,6 +230,7 @@ def _choose_again(
                 end_pledge(statement, group)
             else:
                 statement.put_status(group, structs.replace(before, pledge=Pledge()))
+                group.confine(before.domain)
                 statement.say(intents.EndPledge(group=group.key))
             _give_up(statement, group, before.pledge)
         statement.commit()

@@ -280,7 +280,11 @@ def withdraw_pledge(statement: Statement, preemptor: GroupState) -> None:
     release_to(statement, preemptor)
     forget_pledge(session, preemptor, pledge)
     statement.also_undo(lambda: note_pledge(session, preemptor, pledge))
-    statement.set_status(preemptor, pledge=Pledge(), reserved_at=None, reservation={})
+    is_pending = preemptor.phase == PodGroupPhase.PENDING
+    domain = {} if is_pending else preemptor.status.domain
+    statement.set_status(
+        preemptor, pledge=Pledge(), reserved_at=None, reservation={}, domain=domain
+    )
 
 
 def drop_group(statement: Statement, group: GroupState, phase: PodGroupPhase) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from batchq.api.exec_session import ExecCommand, ExecRequest, session_of
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod
+from batchq.store.exec_channels import post_request
 from tests.daemon.waiting import until
-from tests.worker.stage import WITHIN_S, Stage, is_alive, kill
+from tests.worker.stage import NODE, WITHIN_S, Stage, is_alive, kill
 
 pytestmark = pytest.mark.e2e
 
@@ -67,6 +69,34 @@ def test_killing_a_work_horse_with_an_unread_order_loses_no_pod(stage: Stage) ->
     assert (ended.status.phase, ended.status.attempt) == (PodPhase.SUCCEEDED, pod.status.attempt)
     other, _ = stage.output(pod).split()
     assert other != horse
+
+
+def test_a_work_horse_that_dies_with_an_unread_command_does_not_run_its_pod_again(
+    stage: Stage, tmp_path: Path
+) -> None:
+    stage.start_agent(slots=1)
+    _, (horse, _) = run_pod_to_its_end(stage, *PARENT)
+    begun = tmp_path / "begun"
+    (pod,) = stage.bind("sh", "-c", f"echo . >> {begun}; exec sleep 600")
+    stage.started(pod)
+    assert stage.horse_of(pod) == int(horse)
+    until(begun.exists)
+    os.kill(int(horse), signal.SIGSTOP)
+    session = session_of("0" * 64, "ana", "g")
+    running = stage.now(pod)
+    request = ExecRequest(
+        session=session,
+        pod=running.metadata.uid,
+        attempt=running.status.attempt,
+        command=ExecCommand(command=("true",)),
+    )
+    assert post_request(stage.store.link, NODE, request)
+    until(lambda: stage.store.link.ask(lambda client: client.keys(f"exec:*{session}")))
+    kill(int(horse))
+    assert stage.ended(pod).status.reason == "NodeLost"
+    # The agent has collected the work-horse, so a second start would have begun by now.
+    run_pod_to_its_end(stage, "true")
+    assert begun.read_text() == ".\n"
 
 
 def test_a_killed_work_horse_loses_only_the_pod_that_it_runs(stage: Stage) -> None:

@@ -308,6 +308,8 @@ class Slots:
             if horse.attempt == attempt:
                 with suppress(OSError):
                     socket.send_fds(horse.control, [message], descriptors)
+                    # It has read the order to run the pod; what it may leave unread is this one.
+                    horse.order = None
                     return True
         return False
 

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec import structs
+from structlog.testing import capture_logs
 
 from batchq.api.devices import LOCKED, Device
 from batchq.api.node_report import PodAttempt
 from batchq.errors import UsageError
-from batchq.worker.host.device_pool import DevicePool
+from batchq.worker.host.device_pool import DevicePool, own_devices
 from batchq.worker.host.gpu_tools import (
     FoundDevices,
     parse_amd_static,
@@ -280,6 +281,40 @@ def test_declared_gpus_of_a_model_count_as_gpus(make_pool: MakePool) -> None:
     pool = make_pool(declared=declared)
     assert pool.offer(declared) == {"gpu": 2000, "gpu:h100": 2000}
     assert indices(pool.take(A, {"gpu": 1000, "gpu:h100": 1000})) == [0]
+
+
+@pytest.mark.parametrize(
+    ("declared", "selected", "warnings"),
+    [
+        (
+            {"cpu": 4000},
+            None,
+            [
+                {
+                    "event": "devices found, but --resources names no gpu: none is offered",
+                    "log_level": "warning",
+                    "devices": 2,
+                    "hint": "add gpu=2 to --resources, or pass --devices none",
+                }
+            ],
+        ),
+        ({"cpu": 4000}, (), []),
+        ({"cpu": 4000, "gpu": 0}, None, []),
+        ({"cpu": 4000, "gpu:h100": 1000}, None, []),
+        (None, None, []),
+    ],
+)
+def test_an_agent_warns_of_gpus_that_its_resources_leave_out(
+    declared: dict[str, int] | None,
+    selected: tuple[str, ...] | None,
+    warnings: list[dict[str, object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BATCHQ_FAKE_GPUS", "h100:2")
+    monkeypatch.setattr("batchq.worker.host.device_pool._lock_name", lambda _: "")
+    with capture_logs() as lines:
+        own_devices(declared, selected).close()
+    assert lines == warnings
 
 
 def test_no_more_is_offered_than_declared_or_found(make_pool: MakePool) -> None:

@@ -46,9 +46,22 @@ def own_devices(declared: Mapping[str, int] | None, selected: Sequence[str] | No
     if selected is None and (selected := inherited_devices(found.devices)) is not None:
         log.info("devices limited by the environment", devices=selected)
     pool = DevicePool(found, declared=declared, selected=selected)
+    is_left_out = declared is not None and not any(map(is_device_resource, declared))
+    if is_left_out and found.devices and selected != ():
+        log.warning(
+            "devices found, but --resources names no gpu: none is offered",
+            devices=len(found.devices),
+            hint=f"add {_as_resources(found.devices)} to --resources, or pass --devices none",
+        )
     if found.trouble:
         log.warning("gpus not detected", trouble=found.trouble)
     return pool
+
+
+def _as_resources(devices: Sequence[Device]) -> str:
+    """Return devices as `--resources` names them, such as `gpu=4`; models count as `gpu`."""
+    counted = Counter(device.resources[0] for device in devices)
+    return ",".join(f"{name}={number}" for name, number in sorted(counted.items()))
 
 
 class DevicePool:

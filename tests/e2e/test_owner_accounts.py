@@ -436,6 +436,34 @@ def test_a_folder_that_the_owner_may_not_enter_is_named(site: Site, client: Clie
     assert site.ended(client, "missing").status.message == "command not found: no-such-program"
 
 
+def test_an_environment_is_looked_for_with_the_rights_of_the_owner(
+    site: Site, client: Client
+) -> None:
+    site.start_agent()
+    for owner in (ALICE, BOB):
+        program = site.root / owner / "env" / "bin" / "greet"
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\necho hello\n")
+        program.chmod(0o755)
+        closed = site.root / owner
+        closed.chmod(0o700)
+        os.chown(closed, account(owner).pw_uid, account(owner).pw_gid)
+    site.submit("alice", "own", "greet", envActivate=str(site.root / ALICE / "env"))
+    assert site.ended(client, "own").status.exit_code == 0
+    assert site.output(client, "own") == "hello"
+    ends = []
+    for name in ("env", "gone"):
+        site.submit("alice", name, "true", envActivate=str(site.root / BOB / name))
+        status = site.ended(client, name).status
+        ends.append((status.exit_code, status.message))
+    assert ends == [(0, ""), (0, "")]
+    gone = site.root / "gone"
+    site.submit("alice", "open", "true", envActivate=str(gone))
+    assert site.ended(client, "open").status.message == (
+        f"envActivate {gone} is no environment on this node: it has no bin"
+    )
+
+
 def test_a_pod_without_an_account_fails_with_one_sentence(site: Site, client: Client) -> None:
     site.start_agent()
     site.submit("carol", "nobody-here", "true")

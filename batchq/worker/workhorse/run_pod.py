@@ -13,6 +13,7 @@ import secrets
 import select
 import shutil
 import socket
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
@@ -36,12 +37,12 @@ from batchq.store.redis import RedisStore, Renewal
 from batchq.system import structlog
 from batchq.worker.agent.messages import StartPod
 from batchq.worker.agent.node import agent_pid, withdraw
-from batchq.worker.host import privileges, processes
+from batchq.worker.host import processes
 from batchq.worker.host.accounts import NoAccount, PodAccounts
 from batchq.worker.host.containment import OF_CHILDREN, Boundary, Enclosure
 from batchq.worker.host.device_pool import inherited_locks
 from batchq.worker.host.node_resources import NOTHING_ENFORCED, UNBOUNDED, Enforcement
-from batchq.worker.host.privileges import Account, Capability
+from batchq.worker.host.privileges import Account
 from batchq.worker.host.processes import Signals
 from batchq.worker.host.runtimes import device_nodes
 from batchq.worker.rendezvous import launch_environment, unreachable
@@ -389,17 +390,24 @@ class WorkHorse:
         """Return the program in its environment of Python, if it names one. Raises NotStarted."""
         argv, folder = program.argv, template.env_activate
         if folder:
-            # The account of the pod may enter folders that the agent may not.
-            with privileges.raised(Capability.DAC_READ_SEARCH):
-                is_there = os.path.isdir(f"{folder}/bin")  # noqa: PTH112 - never raises
-                is_conda = os.path.isdir(f"{folder}/conda-meta")  # noqa: PTH112
-            if not is_there:
+            # No right is raised: the pod must not learn of folders that its account may not see.
+            is_conda = os.path.isdir(f"{folder}/conda-meta")  # noqa: PTH112 - never raises
+            if not self._may_be_folder(f"{folder}/bin"):
                 message = f"envActivate {folder} is no environment on this node: it has no bin"
                 raise process.NotStarted(PodOutcome(exit_code=NOT_EXECUTABLE, message=message))
             environment = activated(environment, folder, is_conda=is_conda)
             if program.is_function:
                 argv = (f"{folder}/bin/python", *argv[1:])
         return PodProgram(argv=argv, environment=environment, folder=template.working_dir)
+
+    def _may_be_folder(self, path: str) -> bool:
+        """Whether a path is a folder, or one could be there that only the pod's account sees."""
+        try:
+            return stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 - as it is written
+        except PermissionError:
+            return self._account is not None
+        except (OSError, ValueError):
+            return False
 
     def _container_host(
         self, container: Container | None, environment: Mapping[str, str]

@@ -77,6 +77,22 @@ def test_fractions_share_one_gpu_before_another_is_used(make_pool: MakePool) -> 
     assert indices(pool.take(C, {"gpu": 1000})) == [1]
 
 
+def test_a_fraction_that_the_node_has_in_parts_only_shares_the_emptiest_gpu(
+    make_pool: MakePool,
+) -> None:
+    """The scheduler counts the sum of the node: 1.8 of 2 GPUs."""
+    pool = make_pool(gpus(2))
+    assert indices(pool.take(A, {"gpu": 500})) == [0]
+    assert indices(pool.take(B, {"gpu": 600})) == [1]
+    assert indices(pool.take(C, {"gpu": 700})) == [0]
+
+
+def test_a_gpu_that_one_pod_holds_whole_is_not_shared(make_pool: MakePool) -> None:
+    pool = make_pool(gpus(1))
+    assert indices(pool.take(A, {"gpu": 1000})) == [0]
+    assert pool.take(B, {"gpu": 500}) is None
+
+
 def test_a_gpu_and_a_half_are_two_devices(make_pool: MakePool) -> None:
     pool = make_pool(gpus(2))
     assert indices(pool.take(A, {"gpu": 1500})) == [0, 1]

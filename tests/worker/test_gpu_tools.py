@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from batchq.worker.host.gpu_tools import (
     with_links,
     with_mig,
 )
+from tests.daemon.waiting import until
 
 OUTPUTS = Path(__file__).parent / "gpu_outputs"
 GIB = 1 << 30
@@ -316,3 +319,31 @@ def test_a_check_asks_the_tools_in_a_process_of_its_own(monkeypatch: pytest.Monk
         found = check.read()
     assert len(found.devices) == 3
     assert check.pids() == frozenset()
+
+
+def test_no_tool_is_started_beside_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("BATCHQ_FAKE_GPUS", raising=False)
+    check = DeviceCheck()
+    descriptor = check.start(now_ms=0)
+    assert descriptor is not None
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    hung = int((tmp_path / "pid").read_text())
+    assert check.start(now_ms=3_600_000) is None
+    select.select([descriptor], [], [], 30)
+    found = check.read()
+    assert found is not None
+    assert found.trouble
+    assert check.start(now_ms=7_200_000) is None
+    assert hung in check.pids()
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    os.kill(hung, signal.SIGKILL)
+    until(lambda: check.start(now_ms=7_200_001) is not None)
+    while check.read() is None:
+        pass
+    assert check.pids() <= {hung}

@@ -364,6 +364,14 @@ def _fit(fitting: Sequence[Device], free: Mapping[str, int], units: int) -> dict
         if free[one.id] >= rest and one.id not in taken
     ]
     if rest and not shared:
+        # The scheduler counts the sum of the node, in which the fraction fits. Nothing enforces
+        # fractions, so it shares the emptiest device of which others hold parts, too.
+        shared = [
+            (-free[one.id], one.index, one.id)
+            for one in fitting
+            if free[one.id] > 0 and one.id not in taken
+        ]
+    if rest and not shared:
         return None
     return taken | {min(shared)[2]: rest} if rest else taken
 

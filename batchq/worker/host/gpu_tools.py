@@ -103,8 +103,11 @@ class DeviceCheck:
         if self._process is not None:
             if now_ms - self._since_ms >= _CHECK_WITHIN_MS:
                 # In a driver that hangs, a tool does not end when it is killed.
-                self._left = _descendants(self._process.pid)
+                self._left = self._still_left() | _descendants(self._process.pid)
                 self._process.kill()
+            return None
+        if self._still_left():
+            # Another one would hang, too.
             return None
         with suppress(OSError):
             command = [sys.executable, "-P", "-m", __name__]
@@ -115,6 +118,9 @@ class DeviceCheck:
             assert self._process.stdout is not None
             return self._process.stdout.fileno()
         return None
+
+    def _still_left(self) -> frozenset[int]:
+        return frozenset(pid for pid in self._left if psutil.pid_exists(pid))
 
     def is_at(self, descriptor: int) -> bool:
         """Return whether this is the descriptor of the running process."""

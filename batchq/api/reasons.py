@@ -77,6 +77,10 @@ UNSATISFIABLE = NEVER_FITS | {Waiting.QUEUE_NOT_FOUND}
 _RANK = {reason: place for place, reason in enumerate(Waiting)}
 
 
+#: The subject of a verdict about what all ready nodes have together.
+CLUSTER_TITLE = "the cluster"
+
+
 class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, gc=False):
     """A refusal as data.
 
@@ -130,8 +134,13 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
         limit = describe_quantity(self.resource, self.limit)
         if self.seen is None:
             text = f"needs {self.resource} {need}, and {self.subject} allows at most {limit}"
+        elif self.subject == CLUSTER_TITLE and self.limit == 0:
+            text = f"needs {self.resource} {need}, and no node that is ready has {self.resource}"
         else:
-            seen = describe_quantity(self.resource, self.seen)
+            # Charges on nodes that are not ready and reservations count, too; a quota, unlike the
+            # cluster, may be lowered below its use.
+            used = min(self.seen, self.limit) if self.subject == CLUSTER_TITLE else self.seen
+            seen = describe_quantity(self.resource, used)
             free = describe_quantity(self.resource, max(0, self.limit - self.seen))
             text = (
                 f"needs {self.resource} {need}, and {self.subject} has {free} free"

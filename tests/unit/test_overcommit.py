@@ -48,6 +48,20 @@ def test_the_limit_of_the_store_applies_when_it_is_lower() -> None:
     assert done.message("g") == "needs cpu 1, and the cluster has 0 free (2 of 2 in use)"
 
 
+def test_a_group_is_told_that_no_ready_node_has_what_it_asks_for() -> None:
+    lost = a_node("gpu-1", cpu=4, gpu=3, ready=False)
+    runs = a_running_group("runs", tasks=(a_task("w", requests={"gpu": 3}),), node="gpu-1")
+    done = decided(a_node("n1", cpu=4), lost, *runs, asking("g", gpu=1))
+    assert done.message("g") == "needs gpu 1, and no node that is ready has gpu"
+
+
+def test_no_more_is_in_use_of_the_cluster_than_its_ready_nodes_have() -> None:
+    lost = a_node("n2", cpu=3, ready=False)
+    runs = a_running_group("runs", tasks=(a_task("w", requests={"cpu": 3}),), node="n2")
+    done = decided(a_node("n1", cpu=2), lost, *runs, asking("g", cpu=1))
+    assert done.message("g") == "needs cpu 1, and the cluster has 0 free (2 of 2 in use)"
+
+
 def test_a_factor_below_one_keeps_capacity_free() -> None:
     world = (a_node(cpu=4), asking("a", cpu=2), asking("b", cpu=1))
     assert decided(*world, factor=0.5).admitted == ["default/a"]

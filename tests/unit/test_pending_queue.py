@@ -217,7 +217,7 @@ def test_the_message_of_a_group_refused_for_a_head_reservation_says_so() -> None
         a_group("next", 1, queue="other", created=2),
     )
     assert decided.message("next") == (
-        "needs cpu 1, and the cluster has 0 free (10 of 8 in use);"
+        "needs cpu 1, and the cluster has 0 free (8 of 8 in use);"
         " part of that is reserved for the head of strict"
     )
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from batchq.api.objects import PodGroup
+from batchq.api.reasons import CLUSTER_TITLE
 from batchq.api.resources import Amounts, minus, of_pod, total
 from batchq.api.transaction import CLUSTER, ONE_GROUP, POD_GROUPS, queue_scope
 from batchq.core.quota.queue_tree import ROOT, QueueTree, scopes_in
@@ -39,7 +40,7 @@ def title_of(scope: str) -> str:
         case "ns":
             return f"the quota of namespace {name}"
         case _:
-            return "the cluster"
+            return CLUSTER_TITLE
 
 
 def charge_with_count(group: GroupState) -> Amounts:

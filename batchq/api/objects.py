@@ -204,7 +204,7 @@ class Container(Value, frozen=True):
     """
 
     image: str = ""
-    runtime: Literal["auto"] | RuntimeName = "auto"
+    runtime: Literal["auto", "bwrap", "apptainer", "enroot", "podman"] = "auto"
     mounts: tuple[str, ...] = ()
     isolate: tuple[Literal["devices"], ...] = ()
 

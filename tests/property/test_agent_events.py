@@ -207,7 +207,7 @@ class Cluster:
         taken = self.queue[: self.agent.free()]
         del self.queue[: len(taken)]
         if taken:
-            deliveries = tuple(messages.Delivery(attempt=one) for one in taken)
+            deliveries = tuple(messages.DeliveredPod(attempt=one) for one in taken)
             self.tell(messages.PodsDelivered(now_ms=self.now_ms, deliveries=deliveries))
 
     def horse_ends(self, attempt: PodAttempt, how: str) -> None:

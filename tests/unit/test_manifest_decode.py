@@ -224,9 +224,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         group(template={"spec": {"containers": []}}),
         (
             "PodGroup default/x: spec.tasks[0].template.spec.containers: there is no such field;"
-            " known: labels, annotations, command, function, args, kwargs, env, workingDir,"
-            " requests, nodeSelector, nodes, excludeNodes, tolerations, priority, schedulingGates,"
-            " terminationGrace"
+            " did you mean 'container'?"
         ),
     ),
     "a pod without its group": (

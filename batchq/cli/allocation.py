@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -40,7 +41,7 @@ from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
 from batchq.cli.output.progress import short
 from batchq.cli.output.terminal import Interrupted, echo
 from batchq.cli.output.values import print_results, seconds_of
-from batchq.cli.pod_exec import EARLY_S, command_of, converse, require_terminal
+from batchq.cli.pod_exec import EARLY_S, answer_signals, command_of, converse, require_terminal
 from batchq.cli.request_options import awaited_command_options
 from batchq.client import Client
 from batchq.errors import BatchqError, Conflict, NotFound, UsageError, WaitTimedOut
@@ -108,10 +109,13 @@ def run_in_allocation(
         wanted = command_of(tuple(command), pty=pty, has_input=pty or has_input())
         has_prefix = len(pods) > 1 if options["prefix"] is None else options["prefix"]
         with Conversation(has_terminal=pty, has_input=wanted.has_input) as conversation:
-            outcome = _converse(client, conversation, pods, wanted, has_prefix=has_prefix)
-        if outcome.code is None:
+            # Signals are the command's: the allocation is not this command's to cancel.
+            answer = partial(answer_signals, conversation)
+            speakers = _speak(client, conversation, pods, wanted, answer, has_prefix)
+        code = _highest_code(speakers)
+        if code is None:
             raise Conflict(f"the allocation {allocation} has ended")
-        return outcome.code
+        return code
 
 
 def has_input() -> bool:
@@ -258,9 +262,14 @@ def _converse(
     speakers = _speak(client, conversation, pods, command, watched.answer, has_prefix)
     if watched.exit_code:
         return _Outcome(watched.exit_code, is_interrupted=True)
+    return _Outcome(_highest_code(speakers))
+
+
+def _highest_code(speakers: Sequence[Speaker]) -> int | None:
+    """Return the highest exit code of commands; None if a pod has ended without its command."""
     ends = [speaker.end for speaker in speakers if speaker.end is not None]
     codes = [code for end in ends if (code := exit_code_of(end)) is not None]
-    return _Outcome(max(codes) if len(codes) == len(pods) else None)
+    return max(codes) if len(codes) == len(speakers) else None
 
 
 def _speak(

@@ -112,7 +112,7 @@ def converse(client: Client, conversation: Conversation, pod: Pod, command: Exec
         speaker = conversation.join(client.commands.start(pod, command), f"Pod {name}")
         while not speaker.is_over:
             conversation.turn()
-            _answer_signals(conversation)
+            answer_signals(conversation)
         if speaker.error is not None:
             raise speaker.error
         assert speaker.end is not None
@@ -128,7 +128,12 @@ def converse(client: Client, conversation: Conversation, pod: Pod, command: Exec
     return code
 
 
-def _answer_signals(conversation: Conversation) -> None:
+def answer_signals(conversation: Conversation) -> None:
+    """Pass interrupts on to the command, and leave it at the third, or when a signal ends this
+    process.
+
+    Raises Interrupted.
+    """
     if conversation.ending is not None:
         sent = signal.Signals(conversation.ending)
         raise EndedBySignal(f"ended by {sent.name}; the command in the pod is hung up", sent)

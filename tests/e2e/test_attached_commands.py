@@ -160,6 +160,15 @@ def test_a_step_of_an_allocation_cannot_ask_for_more(stack: Machine) -> None:
     assert b"error: --cpus applies to a group of its own" in done.stderr
 
 
+def test_a_signal_to_a_step_of_an_allocation_ends_this_step_only(stack: Machine) -> None:
+    script = "timeout 8 batchq run -- sh -c 'echo begun; sleep 605'; batchq run -- echo still here"
+    words = ("alloc", "--name", "kept", *SMALL, "--", "sh", "-c", script)
+    done = stack.fed(*words, given=b"", exits=0, **PATH)
+    assert done.stdout.decode().splitlines() == ["begun", "still here"]
+    with stack.client() as client:
+        assert phase(client, "kept") == "Completed"
+
+
 def test_an_allocation_ends_when_the_command_that_holds_it_is_killed(stack: Machine) -> None:
     process = stack.start("alloc", "--name", "orphan", *SMALL, "--", "sleep", "604")
     until(lambda: "Allocated orphan" in stack.output_of(process), what="it is allocated")

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE
+from batchq.api.notation import shown
 from batchq.api.objects import Node, Pod, full_name
 from batchq.api.resources import GPU, Amounts
 
@@ -90,11 +91,18 @@ def devices_in(requests: Mapping[str, int]) -> Amounts:
 
 
 def gpu_request(written: str | int | float) -> tuple[str, str | int | float]:
-    """Return the resource and the quantity of `2`, or, as Slurm writes them, of `h100:2`."""
+    """Return the resource and the quantity of `2`, or, as Slurm writes them, of `h100:2`.
+
+    Raises ValueError for `2:h100`.
+    """
     if not isinstance(written, str) or ":" not in written:
         return GPU, written
-    model, _, quantity = written.rpartition(":")
-    return f"{TYPED}{model.strip()}", quantity
+    model, _, quantity = (part.strip() for part in written.rpartition(":"))
+    if model.isdecimal() and quantity[:1].isalpha():
+        raise ValueError(
+            f"expected MODEL:NUMBER, found {shown(written)}; did you mean {quantity}:{model}?"
+        )
+    return f"{TYPED}{model}", quantity
 
 
 #: Words of a product name that say nothing about the model.

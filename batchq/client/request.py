@@ -462,7 +462,10 @@ def _requests(request: Request) -> dict[str, int]:
     if request.mem is not None:
         wanted[MEMORY] = request.mem
     if request.gpus is not None:
-        name, quantity = gpu_request(request.gpus)
+        try:
+            name, quantity = gpu_request(request.gpus)
+        except ValueError as error:
+            raise UsageError(f"gpus: {error}") from None
         if problem := resource_problem(name):
             raise UsageError(f"gpus: {problem}", hint="as in 2, or h100:2")
         wanted[name] = quantity
@@ -718,10 +721,21 @@ def _too_large_a_pod(group: PodGroup, nodes: Sequence[Node]) -> str:
             if need > largest:
                 of = " that it may use" if len(offers) < len(nodes) else ""
                 most = f"the largest node{of} has {describe_quantity(name, largest)}"
-                return f"{pod} asks for {name} {describe_quantity(name, need)}, and {most}"
+                meant = "" if largest else _meant_type(name, offers)
+                return f"{pod} asks for {name} {describe_quantity(name, need)}, and {most}{meant}"
         every = ", ".join(f"{name} {describe_quantity(name, need)}" for name, need in asked.items())
         return f"{pod} asks for {every}, and no node has all of it"
     return ""
+
+
+def _meant_type(name: str, offers: Iterable[Mapping[str, int]]) -> str:
+    """Return a question about the type of a resource that nodes have in other letters, such as
+    `gpu:h100` for `gpu:H100`; '' if they have none.
+    """
+    base, colon, _ = name.partition(":")
+    known = {other for offer in offers for other in offer} if colon else set[str]()
+    same = (one for one in sorted(known) if one.lower() == name.lower())
+    return "".join(f"; did you mean {one.removeprefix(f'{base}:')}?" for one in [*same][:1])
 
 
 def no_node_matches(template: PodTemplate, nodes: Sequence[Node]) -> str:

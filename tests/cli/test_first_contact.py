@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from batchq.cli.stack import kept_offers
-from batchq.client.request import capacity_warnings
+from batchq.client.request import Request, capacity_warnings, group_of
 from batchq.daemon.stack import Part, PartState, StackReport
+from batchq.errors import UsageError
 from tests.builders import a_group, a_node, a_queue, a_quota
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage
@@ -48,6 +49,27 @@ def test_a_forgotten_unit_is_asked_about(option: str, value: str, warning: str) 
 )
 def test_a_stated_or_plausible_unit_is_not(option: str, value: str) -> None:
     assert "did you mean" not in run("submit", option, value, "--", "true").err
+
+
+def test_a_model_in_other_letters_is_asked_about(batchq: Batchq, stage: Stage) -> None:
+    stage.furnish(a_node("n1", cpu=4, **{"gpu": 2, "gpu:h100": 2}))
+    done = batchq("submit", "--name", "big", "--gpus", "H100:1", "--", "true")
+    assert done.err.splitlines()[0] == (
+        "warning: PodGroup default/big cannot start on the existing nodes: a pod asks for"
+        " gpu:H100 1, and the largest node has 0; did you mean h100?"
+    )
+
+
+@pytest.mark.usefixtures("stage")
+def test_a_number_of_gpus_before_their_model_is_asked_about(batchq: Batchq, tmp_path: Path) -> None:
+    question = "expected MODEL:NUMBER, found '2:h100'; did you mean h100:2?"
+    refused = run("submit", "--gpus", "2:h100", "--", "true")
+    assert (refused.code, question in refused.err) == (2, True)
+    with pytest.raises(UsageError, match="did you mean h100:2"):
+        group_of(Request(command=["true"], gpus="2:h100"), suffix="x")
+    file = tmp_path / "jobs.jsonl"
+    file.write_text('{"command": ["true"], "gpus": "2:h100"}\n')
+    assert "did you mean h100:2?" in batchq("submit", "--from-file", str(file)).err
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,10 @@ def as_quantity(resource: str) -> Callback:
 def as_gpus(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Check a number of GPUs, after the model and a colon if one is named."""
     if value is not None:
-        name, quantity = gpu_request(value)
+        try:
+            name, quantity = gpu_request(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
         if problem := resource_problem(name):
             raise click.BadParameter(problem)
         _check_quantity(name, str(quantity))

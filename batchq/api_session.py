@@ -43,6 +43,8 @@ IMPERSONATED, REASON = "Batchq-As", "Batchq-Reason"
 _HTTPS_PORT = 443
 _TOKEN_VARIABLE = "BATCHQ_TOKEN"  # noqa: S105 - its name
 _TOKEN_FILE_VARIABLE = "BATCHQ_TOKEN_FILE"  # noqa: S105 - its name
+#: The reason of an SSLError if the other side answers in plain text.
+_NO_TLS = "WRONG_VERSION_NUMBER"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -263,10 +265,17 @@ class ApiSession:
             ) from None
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            hint = "is `batchq api` running there?"
             if isinstance(error, http.client.IncompleteRead):
                 why = "the connection was cut"
+            elif isinstance(error, ssl.SSLError) and error.reason == _NO_TLS:
+                why = "it does not speak TLS"
+                hint = (
+                    "it may speak http without TLS: then use http:// on its own machine, and"
+                    " ssh://HOST from others; `batchq api --tls-cert` adds TLS"
+                )
             raise StoreUnavailable(
-                f"the API at {server} does not answer: {why}", hint="is `batchq api` running there?"
+                f"the API at {server} does not answer: {why}", hint=hint
             ) from None
 
     def _checked(self, body: bytes, status: int, kind: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +44,8 @@ from batchq.client.access_control import (
     binding_row,
     token_row,
 )
-from batchq.errors import InvalidInput, UsageError
+from batchq.errors import InvalidInput, StoreUnavailable, UsageError
+from batchq.paths import URL_FILE_VARIABLE
 
 if TYPE_CHECKING:
     from batchq.api_session import ApiCredentials
@@ -59,6 +61,24 @@ _VISIBILITY = click.option(
 _NAMESPACE = click.option(
     "-n", "--namespace", default=EVERYWHERE, help="The namespace.  [default: all of them]"
 )
+
+
+def _delegate(shared: Globals) -> Delegate:
+    """Return a connection to the Redis server itself, which these commands need."""
+    try:
+        return Delegate(shared.redis_url)
+    except StoreUnavailable as error:
+        api = None if shared.redis_url or os.environ.get(URL_FILE_VARIABLE) else shared.api()
+        if api is None:
+            raise
+        _, _, command = click.get_current_context().command_path.partition(" ")
+        raise StoreUnavailable(
+            f"this command uses the Redis server itself, not the API at {api.server}; and"
+            f" {error.message}",
+            hint=f"name the server with {URL_FILE_VARIABLE} or --redis-url, as in"
+            f" `{URL_FILE_VARIABLE}=/etc/batchq/api.url batchq {command}`",
+            lasts=error.lasts,
+        ) from None
 
 
 @click.group(
@@ -89,7 +109,7 @@ def access() -> None:
 def grant(shared: Globals, subject: str, role: str, namespace: str) -> None:
     """Give a role, from the next request on. Groups of Unix have names such as group:unix:gpu."""
     binding = parse_binding(subject, role, namespace)
-    with Delegate(shared.redis_url) as delegate:
+    with _delegate(shared) as delegate:
         is_new = delegate.access.grant(binding, Actor(user=delegate.user, via="redis"))
     echo(f"{binding}{'' if is_new else ', as before'}")
 
@@ -102,7 +122,7 @@ def grant(shared: Globals, subject: str, role: str, namespace: str) -> None:
 def withdraw(shared: Globals, subject: str, role: str, namespace: str) -> None:
     """Take a role away, from the next request on; open streams lose what it showed them."""
     binding = parse_binding(subject, role, namespace)
-    with Delegate(shared.redis_url) as delegate:
+    with _delegate(shared) as delegate:
         delegate.access.withdraw(binding, Actor(user=delegate.user, via="redis"))
     echo(f"no longer: {binding}")
 
@@ -112,7 +132,7 @@ def withdraw(shared: Globals, subject: str, role: str, namespace: str) -> None:
 @pass_globals
 def list_bindings(shared: Globals, output: Output) -> None:
     """List the roles that were given."""
-    with Delegate(shared.redis_url) as delegate:
+    with _delegate(shared) as delegate:
         state = delegate.access.state()
     found = [record for _, record in sorted(state.bindings.items())]
     columns: Columns[BindingRecord] = {
@@ -196,7 +216,7 @@ def why(
     output: Output,
 ) -> int:
     """Say whether USER may do something, and which role allows it or is missing (exit code 12)."""
-    with Delegate(shared.redis_url) as delegate:
+    with _delegate(shared) as delegate:
         bindings = [one.binding for one in delegate.access.state().bindings.values()]
     decision = decide(
         Identity(user=user, via="token", groups=groups),
@@ -223,7 +243,7 @@ def audit(shared: Globals, most: int, output: Output) -> int:
     Recorded are changes of tokens and roles, uses of rights over groups of others, and refused
     requests.
     """
-    with Delegate(shared.redis_url) as delegate:
+    with _delegate(shared) as delegate:
         entries = delegate.access.audit(most)
     columns: Columns[AuditEntry] = {
         "AT": lambda one: format_instant(one.record.at),
@@ -306,7 +326,7 @@ def create(
     role: see `batchq access grant`.
     """
     scope = Scope(verbs=tuple(Verb(verb) for verb in verbs), namespaces=namespaces)
-    with Delegate(shared.redis_url) as delegate:
+    with _delegate(shared) as delegate:
         actor = Actor(user=delegate.user, via="redis")
         made = delegate.access.create_token(user, actor, days=days, scope=scope, note=note)
     output.page({"token": made.text, **token_row(made.record)}, lambda: echo(made.text))
@@ -360,7 +380,7 @@ def invite(
     if api is not None:
         row = _invited_over_api(api, user, lasts, binding, note)
     else:
-        with Delegate(shared.redis_url) as delegate:
+        with _delegate(shared) as delegate:
             actor = Actor(user=delegate.user, via="redis")
             made = delegate.access.invite(user, actor, lasts_ms=parse_duration(lasts), note=note)
             if binding is not None:
@@ -410,7 +430,7 @@ def _invited_over_api(
 @pass_globals
 def list_tokens(shared: Globals, user: str, output: Output) -> None:
     """List tokens: who has them, since when, until when, and when they were last used."""
-    with Delegate(shared.redis_url) as delegate:
+    with _delegate(shared) as delegate:
         found = delegate.access.state().tokens.values()
         used = delegate.access.last_uses()
         now_ms = delegate.now_ms()
@@ -439,7 +459,7 @@ def list_tokens(shared: Globals, user: str, output: Output) -> None:
 @pass_globals
 def revoke(shared: Globals, tokens: tuple[str, ...]) -> None:
     """Revoke tokens: they are refused at once, and their open streams end within a second."""
-    with Delegate(shared.redis_url) as delegate:
+    with _delegate(shared) as delegate:
         actor = Actor(user=delegate.user, via="redis")
         for one in tokens:
             record = delegate.access.revoke_token(one, actor)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
 from msgspec import field
@@ -35,6 +37,10 @@ from batchq.cli.output.options import (
 from batchq.cli.output.render import one_line, show_fields, show_section
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import group_key
+from batchq.errors import BatchqError, NotFound
+
+if TYPE_CHECKING:
+    from batchq.client import Client
 
 #: Reasons that end when other groups end.
 _ENDS_WITH_OTHERS = (
@@ -405,5 +411,20 @@ def why(shared: Globals, name: str, namespace: str, history: bool, output: Outpu
     such group.
     """
     with shared.connect() as client:
-        explanation = client.why(group_key(name, namespace))
+        try:
+            explanation = client.why(group_key(name, namespace))
+        except NotFound as error:
+            if _is_node(client, name):
+                raise NotFound(
+                    error.message,
+                    hint=f"{name} is a node: `batchq describe node {name}` shows its state",
+                ) from None
+            raise
     output.page(row_of(explanation), lambda: show_why(explanation, history=history))
+
+
+def _is_node(client: Client, name: str) -> bool:
+    # A user of the API may not be allowed to see nodes.
+    with suppress(BatchqError):
+        return any(node.metadata.name == name for node in client.nodes())
+    return False

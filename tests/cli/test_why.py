@@ -51,6 +51,18 @@ def test_why_shows_the_reason_its_numbers_and_a_remedy(busy: Stage, batchq: Batc
     assert result["Earliest"].endswith("when default/runs has ended")
 
 
+@pytest.mark.both_doors
+def test_why_of_a_node_points_to_its_description(busy: Stage, batchq: Batchq) -> None:
+    refused = batchq("why", "n1")
+    assert (refused.code, refused.err.splitlines()) == (
+        6,
+        [
+            "error: PodGroup default/n1 does not exist",
+            "hint: n1 is a node: `batchq describe node n1` shows its state",
+        ],
+    )
+
+
 def test_explain_is_an_alias_of_why(busy: Stage, batchq: Batchq) -> None:
     assert batchq("explain", "gated").lines[1:3] == [
         "  1. SchedulingGated: Scheduling is blocked due to non-empty scheduling gates: data-ready",

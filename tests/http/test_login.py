@@ -105,6 +105,44 @@ def test_whoami_asks_the_server_that_other_commands_use(
     assert (away.code, "the API at unix:/nowhere/api does not answer" in away.err) == (9, True)
 
 
+def test_an_api_without_tls_is_suspected_where_https_is_asked_for(
+    token: str, running_api: RunningApi
+) -> None:
+    refused = log_in(running_api, token)
+    address = f"https://localhost:{running_api.port}"
+    assert (refused.code, refused.err.splitlines()) == (
+        9,
+        [
+            f"error: the API at {address} does not answer: it does not speak TLS",
+            (
+                "hint: it may speak http without TLS: then use http:// on its own machine, and"
+                " ssh://HOST from others; `batchq api --tls-cert` adds TLS"
+            ),
+        ],
+    )
+
+
+@pytest.mark.parametrize("words", [("token", "list"), ("access", "list")])
+def test_commands_about_rights_say_that_they_use_the_server_itself(
+    running_api: RunningApi, words: tuple[str, str]
+) -> None:
+    run("login", f"unix:{running_api.socket}")
+    refused = run(*words)
+    assert (refused.code, refused.err.splitlines()) == (
+        9,
+        [
+            (
+                "error: this command uses the Redis server itself, not the API at"
+                f" unix:{running_api.socket}; and no batchq server is running on this machine"
+            ),
+            (
+                "hint: name the server with BATCHQ_REDIS_URL_FILE or --redis-url, as in"
+                f" `BATCHQ_REDIS_URL_FILE=/etc/batchq/api.url batchq {' '.join(words)}`"
+            ),
+        ],
+    )
+
+
 def test_whoami_says_that_commands_use_a_redis_server(running_api: RunningApi) -> None:
     run("login", f"unix:{running_api.socket}")
     refused = run("whoami", url="redis://127.0.0.1:1/0")

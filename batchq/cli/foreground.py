@@ -32,6 +32,8 @@ from batchq.errors import BatchqError, Conflict, NotFound, WaitTimedOut
 
 #: A second Ctrl-C within this time cancels the group.
 _AGAIN_S = 1.0
+#: How much later than it has come a signal may be answered: a caller may wait for the server.
+_LATE_S = 1.5
 _TURN_S = 0.1
 #: Added to a signal's number, this is the exit code that a shell reports.
 _SIGNALLED = 128
@@ -225,12 +227,12 @@ class WatchedGroup:
                 f"interrupted; PodGroup {self._key} is cancelled, and its processes still stop",
                 hint=f"`batchq wait {self._key}` waits for them",
             )
-        if self._asked_at is not None and now - self._asked_at <= _AGAIN_S:
+        if self._asked_at is not None and now - self._asked_at <= _AGAIN_S + _LATE_S:
             self.exit_code = EXIT_INTERRUPTED
             self._cancel("interrupted")
             return
-        self._asked_at = now
         echo(f"{self._state()}; Ctrl-C again within a second cancels it", err=True)
+        self._asked_at = self._clock()
 
     def _state(self) -> str:
         try:

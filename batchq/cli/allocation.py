@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from shutil import which
 from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any, NamedTuple
@@ -39,8 +40,9 @@ from batchq.cli.foreground import (
 )
 from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
 from batchq.cli.output.progress import short
-from batchq.cli.output.terminal import Interrupted, echo
-from batchq.cli.output.values import print_results, seconds_of
+from batchq.cli.output.render import one_line
+from batchq.cli.output.terminal import echo
+from batchq.cli.output.values import ending_text, print_results, seconds_of
 from batchq.cli.pod_exec import EARLY_S, answer_signals, command_of, converse, require_terminal
 from batchq.cli.request_options import awaited_command_options
 from batchq.client import Client
@@ -58,6 +60,10 @@ _LOOK_S = 1.0
 #: Cpus are counted in thousandths.
 _WHOLE = 1000
 _AGAIN_S = 0.3
+#: How long the reason may take to come after the end of the pods.
+_REASON_S = 5.0
+#: What a shell ends with if there is no such command.
+_NO_COMMAND = 127
 
 
 def run_attached(shared: Globals, command: Sequence[str], options: Mapping[str, Any]) -> int:
@@ -159,7 +165,8 @@ def await_running(
 ) -> list[Pod]:
     """Wait until all pods of a group run, and return them. Ctrl-C asks, then cancels.
 
-    Raises Conflict if the group ends before that, WaitTimedOut, Interrupted.
+    Raises Conflict if the group ends before that, Exit if the user has cancelled it, WaitTimedOut,
+    Interrupted.
     """
     key = key_of(group)
     watched = WatchedGroup(client, key, noted, timeout_s=seconds_of(options["timeout"]))
@@ -167,7 +174,13 @@ def await_running(
         found = client.get("PodGroup", key)
         assert isinstance(found, PodGroup)
         if found.status.phase in TERMINAL:
-            raise _not_run(found, watched.exit_code)
+            if watched.exit_code:
+                print_results(client.wait([key]), err=True)
+                raise click.exceptions.Exit(watched.exit_code)
+            raise Conflict(
+                f"PodGroup {key} is {found.status.phase} before its pods ran",
+                hint=f"see `batchq describe {key}`",
+            )
         if found.status.phase == PodGroupPhase.RUNNING:
             pods = pods_of(client, [key])
             if all(pod.status.phase == PodPhase.RUNNING for pod in pods):
@@ -180,16 +193,6 @@ def await_running(
                 f"PodGroup {key} has not run within {options['timeout']}, and was cancelled",
                 hint="`batchq why` explains why a group waits",
             ) from None
-
-
-def _not_run(group: PodGroup, exit_code: int) -> BatchqError:
-    """Return the error for a group that has ended too early; with an exit code, by the user."""
-    ended = f"PodGroup {key_of(group)} is {group.status.phase} before its pods ran"
-    if not exit_code:
-        return Conflict(ended, hint=f"see `batchq describe {key_of(group)}`")
-    error = Interrupted(ended)
-    error.exit_code = exit_code
-    return error
 
 
 @contextmanager
@@ -333,10 +336,20 @@ def alloc(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
 
     The pods only hold their resources. Within the shell, `batchq run -- CMD` runs CMD in all of
     them, and `batchq exec POD -- CMD` in one; BATCHQ_ALLOCATION names the group. `mpirun` and
-    `mpiexec` start their processes in the pods. The pods end with this command, however it ends.
-    The exit code is that of COMMAND.
+    `mpiexec` start their processes in the pods. An allocation has at most 32 pods. They end with
+    this command, however it ends.
+
+    If the allocation ends before COMMAND, for example at its walltime, the reason is shown, and
+    COMMAND continues. The exit code is that of COMMAND; if that is 0, but the allocation did not
+    last as long, it is 1.
     """
     words = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
+    _require_command(words[0])
+    if (options["replicas"] or 1) > MOST_PODS:
+        raise UsageError(
+            f"an allocation has at most {MOST_PODS} pods, and -N asks for {options['replicas']}",
+            hint=f"ask for fewer and larger pods, as in `-N {MOST_PODS} --cpus 8`",
+        )
     with shared.connect() as client, signals_noted() as noted:
         group = _held(client, ("alloc",), options)
         key = key_of(group)
@@ -350,9 +363,22 @@ def alloc(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
                 variables = allocation_variables(key, pods) | write_launcher(Path(folder), pods)
                 child = _Child(words, short(key), os.environ | variables)
                 code = _hold(client, conversation, pods, hold, child)
-            client.wait([key])
-        echo(f"Gave back {short(key)}", err=True)
-        return code
+            [result] = client.wait([key])
+        if result.reached:
+            echo(f"Gave back {short(key)}", err=True)
+            return code
+        print_results([result], err=True)
+        return code or 1
+
+
+def _require_command(word: str) -> None:
+    """Raise NotFound, with the exit code of a shell, if a command is not on this machine."""
+    if which(word) is None:
+        error = NotFound(
+            f"command not found: {word[:80]}", hint="it runs on this machine, not in the pods"
+        )
+        error.exit_code = _NO_COMMAND
+        raise error
 
 
 def _hold(
@@ -378,11 +404,22 @@ def _hold(
             is_told = True
             conversation.send("eof")
 
-    speakers = _speak(client, conversation, pods, hold, answer, has_prefix=False)
-    if not child.has_ended():
-        ended = next(one for one in speakers if one.end is not None)
-        echo(f"The allocation has ended: {ended.label} has", err=True)
-    return child.wait()
+    _speak(client, conversation, pods, hold, answer, has_prefix=False)
+    if child.is_running():
+        why = _why_ended(client, f"{pods[0].metadata.namespace}/{pods[0].spec.pod_group}")
+        echo(f"The allocation has ended{why}; waiting for the command here", err=True)
+    while child.is_running():
+        conversation.turn()
+        answer()
+    return child.code
+
+
+def _why_ended(client: Client, key: str) -> str:
+    """Return the reason of a group whose pods have ended, after a colon; "" if it is not known."""
+    with suppress(WaitTimedOut):
+        [result] = client.wait([key], timeout_s=_REASON_S)
+        return f": {one_line(ending_text(result.phase, result.reason, result.message))}"
+    return ""
 
 
 class _Child:
@@ -396,6 +433,11 @@ class _Child:
         self._allocation = allocation
         self._pid = 0
         self._code: int | None = None
+
+    @property
+    def code(self) -> int:
+        """Its exit code, as a shell reports it."""
+        return self._code or 0
 
     def start(self) -> None:
         """Start it, once. Raises Conflict."""
@@ -419,18 +461,13 @@ class _Child:
         if self._pid and self._code is None:
             pid, wait_status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
-                self._note(wait_status)
+                code = os.waitstatus_to_exitcode(wait_status)
+                self._code = code if code >= 0 else 128 - code
         return self._code is not None
 
-    def wait(self) -> int:
-        """Return its exit code, as a shell reports it."""
-        if self._pid and self._code is None:
-            self._note(os.waitpid(self._pid, 0)[1])
-        return self._code or 0
-
-    def _note(self, wait_status: int) -> None:
-        code = os.waitstatus_to_exitcode(wait_status)
-        self._code = code if code >= 0 else 128 - code
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return bool(self._pid) and not self.has_ended()
 
 
 # --- MPI ------------------------------------------------------------------------------------

@@ -132,8 +132,9 @@ def test_two_interrupts_while_it_waits_cancel_a_group(stack: Machine) -> None:
         terminal.process.send_signal(signal.SIGINT)
         terminal.expect("Ctrl-C again within a second cancels it")
         terminal.process.send_signal(signal.SIGINT)
-        terminal.process.send_signal(signal.SIGINT)
         assert terminal.ended() == 130
+        assert "podgroup default/waits Cancelled (interrupted)" in terminal.shown
+        assert "error:" not in terminal.shown
     with stack.client() as client:
         assert phase(client, "waits") == "Cancelled"
 
@@ -151,6 +152,33 @@ def test_commands_run_in_an_allocation_which_ends_with_its_own(stack: Machine) -
     assert b"Allocated held: 2 pods" in done.stderr
     with stack.client() as client:
         assert phase(client, "held") == "Completed"
+
+
+@pytest.mark.parametrize(("ends_with", "code"), [(0, 1), (4, 4)])
+def test_an_allocation_that_ends_before_its_command_says_why(
+    stack: Machine, ends_with: int, code: int
+) -> None:
+    name = f"brief{ends_with}"
+    script = f"batchq wait {name}; exit {ends_with}"
+    words = ("alloc", "--name", name, *SMALL, "--walltime", "2s", "--", "sh", "-c", script)
+    done = stack.fed(*words, given=b"", exits=code, **PATH)
+    said = done.stderr.decode()
+    assert "The allocation has ended: WalltimeExceeded; waiting for the command here\n" in said
+    assert said.splitlines()[-1] == f"podgroup default/{name} Failed (WalltimeExceeded)"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("--", "no-such-program"), 127, b"error: command not found: no-such-program\n"),
+        (("-N", "33"), 2, b"error: an allocation has at most 32 pods, and -N asks for 33\n"),
+    ],
+)
+def test_an_allocation_that_cannot_be_is_not_submitted(
+    stack: Machine, words: tuple[str, ...], code: int, sentence: bytes
+) -> None:
+    done = stack.fed("alloc", "--name", "never", *words, given=b"", exits=code)
+    assert done.stderr.startswith(sentence)
 
 
 def test_a_step_of_an_allocation_cannot_ask_for_more(stack: Machine) -> None:

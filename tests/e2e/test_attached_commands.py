@@ -136,7 +136,7 @@ def test_two_interrupts_while_it_waits_cancel_a_group(stack: Machine) -> None:
         assert "podgroup default/waits Cancelled (interrupted)" in terminal.shown
         assert "error:" not in terminal.shown
     with stack.client() as client:
-        assert phase(client, "waits") == "Cancelled"
+        until(lambda: phase(client, "waits") == "Cancelled", what="it is cancelled")
 
 
 # --- allocations ----------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from batchq.api.exec_session import (
     signed_request,
 )
 from batchq.api.node_report import PodAttempt
+from batchq.errors import StoreUnavailable
 from batchq.store.exec_channels import ExecChannel
 from batchq.store.redis import RedisStore
 from batchq.worker.agent import exec_sessions
@@ -159,11 +160,29 @@ def test_an_agent_without_accounts_answers_requests_of_former_versions_once(node
 
 
 def test_one_user_does_not_take_all_places_of_a_node(node: Node) -> None:
-    requests = [signed_request(KEY, a_request(node, number)) for number in range(17)]
+    requests = [signed_request(KEY, a_request(node, number)) for number in range(33)]
     node.take(*requests)
-    assert len(node.relays) == 16
-    assert node.answer(requests[16]) == (
-        "16 commands of user alice run in pods of node n1, the most that one user may have there"
+    assert len(node.relays) == 32
+    assert node.answer(requests[32]) == (
+        "32 commands of user alice run in pods of node n1, the most that one user may have there"
     )
-    node.take(signed_request(KEY, a_request(node, 17, user="bob")))
-    assert len(node.relays) == 17
+    node.take(signed_request(KEY, a_request(node, 33, user="bob")))
+    assert len(node.relays) == 33
+
+
+def test_a_request_that_met_a_lost_connection_is_answered_when_it_is_repeated(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = signed_request(KEY, structs.replace(a_request(node, 0), pod="u9-1-0"))
+    refuse = ExecChannel.refuse
+
+    def fails_once(channel: ExecChannel, message: str, *, is_early: bool = False) -> None:
+        monkeypatch.setattr(ExecChannel, "refuse", refuse)
+        raise StoreUnavailable("the connection was lost")
+
+    monkeypatch.setattr(ExecChannel, "refuse", fails_once)
+    with pytest.raises(StoreUnavailable):
+        node.take(ended, signed_request(KEY, a_request(node, 1)))
+    assert node.horse.started == ["id"]
+    node.take(ended)
+    assert node.answer(ended) == "the pod does not run any more on node n1"

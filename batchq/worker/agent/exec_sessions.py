@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 #: Commands in the pods of one node at a time: each has a process and two connections.
 MOST_SESSIONS = 64
 #: Those of one user, so that other users find places.
-MOST_SESSIONS_OF_USER = 16
+MOST_SESSIONS_OF_USER = 32
 
 
 class ExecSessions:
@@ -94,12 +94,19 @@ class ExecSessions:
             return
         now_ms = self._store.now_ms()
         self._known = {one: until for one, until in self._known.items() if until > now_ms}
+        trouble: StoreUnavailable | None = None
         for data in requests:
             request = decoded_request(data)
             if request is None:
                 log.warning("request for a command refused", why="it is malformed")
             elif request.session not in self._known:
-                self._answer(request, waiting, now_ms)
+                try:
+                    self._answer(request, waiting, now_ms)
+                except StoreUnavailable as error:
+                    self._known.pop(request.session, None)
+                    trouble = error
+        if trouble is not None:
+            raise trouble
 
     def _answer(self, request: ExecRequest, waiting: frozenset[PodAttempt], now_ms: int) -> None:
         channel = ExecChannel(self._link, self._node, request.session, is_node=True)

@@ -31,6 +31,7 @@ from batchq.store.scripts import ALL, Script
 from batchq.store.sentinel import NoPrimary, PrimaryPool
 from batchq.store.urls import (
     checked_url,
+    is_of_node,
     is_sentinel,
     is_unknown_host,
     quoted,
@@ -638,7 +639,13 @@ def _diagnosis(error: Exception, url: str) -> tuple[str, str]:
             return message, hint
     match error:
         case broken.AuthenticationError():
-            return "refuses the user name or password", "check the credentials in the URL"
+            hint = "check the credentials in the URL"
+            if is_of_node(url):
+                hint += (
+                    "; if the node's user was revoked (`batchq nodes revoke`), join again with"
+                    " another token of `batchq nodes invite`"
+                )
+            return "refuses the user name or password", hint
         case broken.BusyLoadingError():
             return (
                 f"is still reading its files after {LOADING_TIMEOUT_S:.0f} s",

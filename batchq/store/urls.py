@@ -107,6 +107,13 @@ def speaks_tls(url: str) -> bool:
     return url.lower().startswith("rediss")
 
 
+def is_of_node(url: str) -> bool:
+    """Whether the URL's user is that of one node. Raises InvalidInput for a malformed URL."""
+    parts = _parse(url)
+    user = unquote(parts.userinfo.partition(":")[0]) or parts.options.get("username", "")
+    return user.startswith("worker-")
+
+
 def tls_options_of(url: str) -> Mapping[str, str]:
     """Return the URL's TLS options, by redis-py's names. Raises InvalidInput."""
     return {name: value for name, value in _parse(url).options.items() if name in _TLS_OPTIONS}

@@ -137,6 +137,16 @@ def test_a_server_with_a_password() -> None:
         store.close()
 
 
+def test_the_agent_of_a_revoked_node_is_told_so(server: Server) -> None:
+    with pytest.raises(StoreUnavailable) as refused:
+        open_store(server.url.replace("unix://", "unix://worker-gpu1:secret@"))
+    assert refused.value.message.endswith("refuses the user name or password")
+    assert refused.value.hint == (
+        "check the credentials in the URL; if the node's user was revoked (`batchq nodes revoke`),"
+        " join again with another token of `batchq nodes invite`"
+    )
+
+
 def test_a_user_without_permission() -> None:
     with Server("--user", "guest", "on", ">pw", "~*", "+info", "+ping", "+hello") as server:
         store = RedisStore(server.url.replace("unix://", "unix://guest:pw@"))

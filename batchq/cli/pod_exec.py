@@ -10,22 +10,25 @@ from time import monotonic, sleep
 import click
 
 from batchq.api.exec_session import ExecCommand
-from batchq.api.objects import Pod
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Pod, PodGroup
 from batchq.cli.console import (
     Conversation,
     exit_code_of,
     has_terminal,
     terminal_size,
 )
+from batchq.cli.foreground import pods_of
 from batchq.cli.output.options import Globals, examples, namespace_option, pass_globals
 from batchq.cli.output.terminal import Interrupted, echo, on_interrupt, raw_option
 from batchq.cli.output.values import group_key
 from batchq.client import Client
-from batchq.errors import Conflict, UsageError
+from batchq.errors import Conflict, NotFound, UsageError
 
 #: How long a pod that is Running may take to start on its node.
 EARLY_S = 30.0
 _AGAIN_S = 0.3
+_MOST_NAMED = 5
 #: The interrupt with this number leaves a command that has not ended.
 _MOST_INTERRUPTS = 3
 
@@ -94,10 +97,42 @@ def command_of(
 
 
 def pod_of(client: Client, name: str, namespace: str) -> Pod:
-    """Return a pod by its name, which may have a namespace. Raises NotFound."""
-    pod = client.get("Pod", group_key(name, namespace))
+    """Return a pod by its name, which may have a namespace, or the only running pod of a group by
+    the group's. Raises NotFound.
+    """
+    key = group_key(name, namespace)
+    try:
+        pod = client.get("Pod", key)
+    except NotFound as missing:
+        pod = _only_pod_of(client, key, missing)
     assert isinstance(pod, Pod)
     return pod
+
+
+def _only_pod_of(client: Client, key: str, missing: NotFound) -> Pod:
+    """Return the only running pod of a group. Raises NotFound with its pods, or its phase; and
+    `missing` if there is no such group.
+    """
+    try:
+        group = client.get("PodGroup", key)
+    except NotFound:
+        raise missing from None
+    assert isinstance(group, PodGroup)
+    pods = pods_of(client, [key])
+    running = [pod for pod in pods if pod.status.phase == PodPhase.RUNNING]
+    if len(running) == 1:
+        return running[0]
+    if not running:
+        raise NotFound(
+            f"PodGroup {key} is {group.status.phase}, and has no running pod",
+            hint=f"see `batchq describe {key}`",
+        )
+    names = [pod.metadata.name for pod in running]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    raise NotFound(
+        f"{key} is a PodGroup with several pods: expected the name of one",
+        hint=f"its running pods: {', '.join(names[:_MOST_NAMED])}{more}",
+    )
 
 
 def converse(client: Client, conversation: Conversation, pod: Pod, command: ExecCommand) -> int:

@@ -366,6 +366,28 @@ def relay_of(agent: int) -> int:
     return found
 
 
+def test_a_group_stands_for_its_only_running_pod(stack: Machine, door: dict[str, str]) -> None:
+    done = execute(stack, door, "host", "--", "sh", "-c", "echo $BATCHQ_POD")
+    assert (done.returncode, done.stdout) == (0, b"host-main-0\n")
+
+
+def test_a_group_with_several_pods_or_none_is_no_pod(stack: Machine) -> None:
+    run_pod(stack, "both", "sleep 600", "-N", "2")
+    done = execute(stack, {}, "both", "--", "true")
+    assert done.returncode == 6
+    assert done.stderr.decode().splitlines() == [
+        "error: default/both is a PodGroup with several pods: expected the name of one",
+        "hint: its running pods: both-main-0, both-main-1",
+    ]
+    stack.batchq("cancel", "both")
+    stack.batchq("submit", "--name", "large", "--cpus", "100", "--", "true")
+    done = execute(stack, {}, "large", "--", "true")
+    assert done.returncode == 6
+    said = done.stderr.decode()
+    assert said.startswith("error: PodGroup default/large is Pending, and has no running pod\n")
+    stack.batchq("cancel", "large")
+
+
 def test_a_terminal_is_needed_for_one(stack: Machine) -> None:
     done = execute(stack, {}, "--pty", "host-main-0", "--", "sh")
     assert done.returncode == 2

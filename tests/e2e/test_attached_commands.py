@@ -200,9 +200,13 @@ def test_a_signal_to_a_step_of_an_allocation_ends_this_step_only(stack: Machine)
 def test_an_allocation_ends_when_the_command_that_holds_it_is_killed(stack: Machine) -> None:
     process = stack.start("alloc", "--name", "orphan", *SMALL, "--", "sleep", "604")
     until(lambda: "Allocated orphan" in stack.output_of(process), what="it is allocated")
-    [command] = [
-        one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "604"]
-    ]
+
+    def commands() -> list[psutil.Process]:
+        running = psutil.process_iter(["cmdline"])
+        return [one for one in running if one.info["cmdline"] == ["sleep", "604"]]
+
+    until(commands, what="its command runs")
+    [command] = commands()
     process.kill()
     process.wait(20)
     command.kill()

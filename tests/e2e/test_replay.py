@@ -144,10 +144,13 @@ def test_jobs_start_in_the_simulators_order_if_the_machine_keeps_up(machine: Mac
     report = json.loads(done.stdout)
     against = report["against"]
     assert (report["jobs"], report["finishedExactlyOnce"]) == (20, 20)
-    assert (against["jobs"], against["pairs"], against["causes"]["open"]) == (20, 159, 0)
+    assert (against["jobs"], against["causes"]["open"]) == (20, 0)
+    # Of the 159 pairs, those are not counted whose jobs happen to start at the same instant here.
+    assert 150 <= against["pairs"] <= 159
     # If a process needs half a second to start, one may overtake another.
     if against["latencyMs"] < 500:
-        assert (against["same"], against["tau"], against["differing"]) == (159, 1.0, [])
+        found = (against["same"], against["tau"], against["differing"])
+        assert found == (against["pairs"], 1.0, [])
 
 
 def test_a_slice_of_a_real_log_finishes_exactly_once(machine: Machine) -> None:

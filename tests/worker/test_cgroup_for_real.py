@@ -47,7 +47,7 @@ def _run(cgroup: PodCgroup, script: str) -> tuple[int, int]:
     escaped = int(b"".join(output))
     until(lambda: {command.group, escaped} <= set(cgroup.pids()) and _is_own_session(escaped))
     command.send(signal.SIGKILL)
-    command.reap()
+    until(lambda: command.reap() is not None)
     command.close()
     return command.group, escaped
 

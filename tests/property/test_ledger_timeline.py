@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Pod, PodGroupStatus
 from batchq.core.forecast.expected_ends import carry_out, ends
 from batchq.core.forecast.timeline import LedgerTimeline
@@ -23,9 +23,11 @@ from batchq.core.session.statement import Statement
 from tests.builders import (
     a_group,
     a_node,
+    a_pod,
     a_priority,
     a_queue,
     a_running_group,
+    a_task,
     amounts,
     decide,
 )
@@ -166,3 +168,24 @@ def test_a_slot_is_the_first_that_a_search_by_hand_finds(
         by_hand = slot_by_hand(fits_at_each_step(session, group), length)
         assert table.slot(group, length) == by_hand, group.key
         assert table.fits_now(group, length) == (by_hand == NOW), group.key
+
+
+def test_a_group_is_expected_when_enough_of_its_former_pods_have_ended() -> None:
+    """One of its two pods is enough, so it need not wait for the second former one."""
+    status = PodGroupStatus(phase=PodGroupPhase.PENDING, admission=1)
+    group = a_group("g", tasks=(a_task("w", 2),), min_member=1, status=status)
+    former = [
+        a_pod(
+            group,
+            index,
+            phase=PodPhase.RUNNING,
+            node="n1",
+            started_at=0,
+            terminating=True,
+            terminating_at=since,
+        )
+        for index, since in enumerate((10_000, 20_000))
+    ]
+    session = decide(a_node("n1", cpu=4), group, *former, now_ms=25_000).session
+    (waits,) = waiting(session)
+    assert LedgerTimeline(session).slot(waits, None) == 40_000

@@ -13,6 +13,7 @@ termination grace of its pods. The expected ends (as listed in the manual under 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ from batchq.api.times import SECOND
 from batchq.core.pending.eligibility import are_honoured, retry_at
 from batchq.core.preemption.pledges import awaits_victims, drop_group, gives_way_to, victims_left
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import Gang
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
 
@@ -73,10 +75,25 @@ def not_before_of(session: Session, group: GroupState) -> int | None:
     return max(known) if len(known) == len(instants) else None
 
 
-def own_pods_end(session: Session, group: GroupState) -> int:
-    """Return the instant (ms) until which pods of a waiting group's former admission may run."""
-    stopping = (pod for pod in group.live_pods.values() if pod.status.phase in ON_NODE)
-    return max((_stops_at(session, pod) for pod in stopping), default=session.now_ms)
+def own_pods_end(session: Session, group: GroupState, gang: Gang) -> int:
+    """Return the instant (ms) until which so many pods of a waiting group's former admission may
+    run that too few others are left for its gang (`waits_for_its_own`).
+    """
+    stopping: dict[str, list[int]] = {}
+    for pod in group.live_pods.values():
+        if pod.status.phase in ON_NODE:
+            stopping.setdefault(pod.spec.task, []).append(_stops_at(session, pod))
+    needed: Counter[str] = Counter()
+    for shape, count in gang:
+        needed[shape.task.name] += count
+    ends_at = session.now_ms
+    for shape, left in zip(group.tasks, group.ungated(), strict=True):
+        task = shape.task.name
+        may_stay = max(0, left - needed[task])
+        must_end = sorted(stopping.get(task, ()), reverse=True)[may_stay:]
+        if needed[task]:
+            ends_at = max(ends_at, *must_end, 0)
+    return ends_at
 
 
 def _ends_of_victims(session: Session, group: GroupState) -> Iterator[int | None]:

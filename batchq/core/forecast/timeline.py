@@ -113,7 +113,7 @@ class LedgerTimeline:
     ) -> int | None:
         """Return the same on the nodes to which the group is confined."""
         if self._waits_for_its_own(group):
-            not_before = max(not_before or 0, own_pods_end(self._session, group))
+            not_before = max(not_before or 0, own_pods_end(self._session, group, self.gang(group)))
         at = self._slot_of_sums(group, length, not_before)
         while at is not None and self._nodes is not None and not group.is_external:
             later = self._nodes.slot(self.gang(group), length, at)

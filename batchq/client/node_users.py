@@ -10,6 +10,7 @@ stores the password before it asks, so that an answer that was lost can be asked
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import socket
@@ -106,7 +107,9 @@ class NodeRegistrar:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
                 asking.settimeout(_TIMEOUT_S)
                 asking.connect(str(self._path))
-                asking.sendall(msgspec.json.encode(request) + b"\n")
+                with contextlib.suppress(BrokenPipeError):
+                    # A registrar that refuses this account has answered without reading.
+                    asking.sendall(msgspec.json.encode(request) + b"\n")
                 with asking.makefile("rb") as file:
                     line = file.readline(MOST_REQUEST_BYTES)
             answer = msgspec.json.decode(line, type=UserAnswer)

@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from secrets import token_hex
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
@@ -189,7 +190,7 @@ def write_access(
     Raises Conflict if something has changed meanwhile, StoreUnavailable.
     """
     key = keys.BINDINGS if of_bindings else keys.TOKENS
-    words = [word for change in changes for word in _words(change)]
+    words = (token_hex(16), *(word for change in changes for word in _words(change)))
     for _ in range(_TRIES):
         previous = _last_digest(link)
         text = msgspec.json.encode(msgspec.structs.replace(record, previous=previous))

@@ -324,6 +324,29 @@ def test_credentials_that_others_may_read_are_not_used(site: Site, folder: Path)
         joined_url(home, wish)
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_refusal_is_understood_though_the_registrar_reads_nothing(
+    folder: Path, is_read: bool
+) -> None:
+    path = folder / "registrar"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def refuse() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                if is_read:
+                    connection.recv(1)
+                connection.sendall(b'{"error":"it does not serve account 12345"}\n')
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(StoreUnavailable, match="it does not serve account 12345"):
+            NodeRegistrar(path).make_user("gpu1", ONE)
+        thread.join()
+
+
 def test_the_registrar_serves_no_other_account_and_no_other_request(
     site: Site, folder: Path
 ) -> None:

@@ -148,16 +148,29 @@ def test_a_repeated_call_of_the_script_writes_once(
     names = (keys.BINDINGS, keys.ACCESS_STATE, keys.AUDIT)
     link = control._link
     for _ in range(2):
-        answer = link.run(access_records.scripts.ACCESS, names, ("", text, digest, "f", "", "v"))
-        assert answer == b"ok"
+        call = ("", text, digest, "one", "f", "", "v")
+        assert link.run(access_records.scripts.ACCESS, names, call) == b"ok"
     assert (raw.hgetall(keys.BINDINGS), raw.xlen(keys.AUDIT)) == ({b"f": b"v"}, 1)
     assert raw.hget(keys.ACCESS_STATE, "revision") == b"1"
     other = access_records.digest_of(digest, text)
-    again = ("", text, other, "f", "", "w")
+    again = ("", text, other, "two", "f", "", "w")
     assert link.run(access_records.scripts.ACCESS, names, again) == b"digest"
-    changed = (digest, text, other, "f", "another", "w")
+    changed = (digest, text, other, "two", "f", "another", "w")
     assert link.run(access_records.scripts.ACCESS, names, changed) == b"changed"
     assert raw.hgetall(keys.BINDINGS) == {b"f": b"v"}
+
+
+def test_of_two_changes_with_equal_audit_records_at_once_one_is_made(
+    control: AccessControl, raw: redis.Redis
+) -> None:
+    text = b'{"user":"alice"}'
+    digest = access_records.digest_of("", text)
+    names = (keys.BINDINGS, keys.ACCESS_STATE, keys.AUDIT)
+    link, script = control._link, access_records.scripts.ACCESS
+    first, second = (("", text, digest, call, "f", "", call) for call in ("one", "two"))
+    assert link.run(script, names, first) == b"ok"
+    assert link.run(script, names, second) == b"digest"
+    assert raw.hgetall(keys.BINDINGS) == {b"f": b"one"}
 
 
 def test_the_audit_trail_is_bounded(

@@ -2,8 +2,8 @@
 -- change it appends the record alone.
 -- KEYS: 1 tokens or bindings, 2 the state of both, 3 the audit trail.
 -- ARGV: 1 the digest of the last audit record, as the caller knows it,
---       2 the audit record, 3 its digest,
---       4 and, in threes from here on: the field, 5 its value as the caller knows it or '',
+--       2 the audit record, 3 its digest, 4 the caller's name for this change,
+--       5 and, in threes from here on: the field, 5 its value as the caller knows it or '',
 --       6 its new value, or '' to delete it.
 -- Answers: 'ok' (also if the call was answered before), 'digest' if another record came first,
 --          'changed' if a field has another value.
@@ -20,24 +20,25 @@ end
 local last = redis.call('HGET', KEYS[2], 'digest') or ''
 -- A caller cannot state a malformed digest; whoever reads the trail is told that it is broken.
 if string.find(last, '[^0-9a-f]') then last = '' end
-if last == ARGV[3] then return 'ok' end
+-- Not by the record: two changes in one millisecond may have equal ones.
+if redis.call('HGET', KEYS[2], 'call') == ARGV[4] then return 'ok' end
 if last ~= ARGV[1] then return 'digest' end
-for place = 4, #ARGV, 3 do
+for place = 5, #ARGV, 3 do
   if (redis.call('HGET', KEYS[1], ARGV[place]) or '') ~= ARGV[place + 1] then return 'changed' end
 end
-for place = 4, #ARGV, 3 do
+for place = 5, #ARGV, 3 do
   if ARGV[place + 2] == '' then
     redis.call('HDEL', KEYS[1], ARGV[place])
   else
     redis.call('HSET', KEYS[1], ARGV[place], ARGV[place + 2])
   end
 end
-if #ARGV > 3 then
+if #ARGV > 4 then
   -- Readers only compare it with what they read last.
   local revision = tonumber(redis.call('HGET', KEYS[2], 'revision') or '0')
   if not revision or not (revision >= 0 and revision < MOST_WRITES) then revision = 0 end
   redis.call('HSET', KEYS[2], 'revision', string.format('%.0f', math.floor(revision) + 1))
 end
-redis.call('HSET', KEYS[2], 'digest', ARGV[3])
+redis.call('HSET', KEYS[2], 'digest', ARGV[3], 'call', ARGV[4])
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', AUDIT_KEPT, '*', 'record', ARGV[2], 'digest', ARGV[3])
 return 'ok'

@@ -262,8 +262,9 @@ TABLE: tuple[Key, ...] = (
     _permanent(TOKENS_USED, "hash", "id of a token -> its last use, ms"),
     _permanent(BINDINGS, "hash", "'<subject> <role> <namespace>' -> JSON"),
     _permanent(
-        ACCESS_STATE, "hash", "the revision of both, the last change, and the last digest of the audit"
-        " trail"
+        ACCESS_STATE,
+        "hash",
+        "the revision of both, the last change, and the last digest of the audit trail",
     ),
     _permanent(AUDIT, "stream", "the latest audit records, as JSON, and their digests"),
 )

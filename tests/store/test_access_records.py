@@ -160,7 +160,7 @@ def test_a_repeated_call_of_the_script_writes_once(
     assert raw.hgetall(keys.BINDINGS) == {b"f": b"v"}
 
 
-def test_of_two_changes_with_equal_audit_records_at_once_one_is_made(
+def test_one_of_two_changes_with_equal_audit_records_is_made(
     control: AccessControl, raw: redis.Redis
 ) -> None:
     text = b'{"user":"alice"}'

@@ -195,7 +195,7 @@ def api(
     server = ApiServer(options, connect, _why, table_of)
     logs.configure()
     if supervised:
-        from batchq.daemon.supervisor import ServiceSupervisor
+        from batchq.daemon.detached import ServiceSupervisor
 
         try:
             ServiceSupervisor("api", server.serve).run()

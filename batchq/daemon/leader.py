@@ -1,8 +1,13 @@
-"""Leader election: of all schedulers on one store, the holder of the leader lease decides.
+"""The leader: how one of all schedulers on a store is elected, and the damage that it repairs.
 
-The lease expires, so a dead leader is succeeded. Each change of leader raises the *epoch*, the
-fencing token that every decision carries: the store refuses what a former leader still sends,
-whatever that leader believes. The local check of the lease only saves such refusals.
+The holder of the leader lease decides. The lease expires, so a dead leader is succeeded. Each
+change of leader raises the *epoch*, the fencing token that every decision carries: the store
+refuses what a former leader still sends, whatever that leader believes. The local check of the
+lease only saves such refusals.
+
+The leader repairs what can be rebuilt from the objects, because another program may have
+overwritten it: keys of a wrong type, the count of writes, and the books (ledger, charges, limits
+and heads). Each repair is logged and becomes an event.
 """
 
 from __future__ import annotations
@@ -12,14 +17,34 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from batchq.api.transaction import count_of, generation_of
+from msgspec import structs
+
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import KINDS, Pod, Unreadable, full_name
+from batchq.api.transaction import Event, Transaction, Write, count_of, fence_of, generation_of
 from batchq.daemon.services import ThreadService
 from batchq.errors import StoreUnavailable
+from batchq.ports import IdSource
+from batchq.store import keys
+from batchq.store.books import BooksAudit, Recounted, mend_heads, recount
+from batchq.store.inspection import (
+    KEY,
+    BookPages,
+    ChannelsCheck,
+    damaged_deliveries,
+    damaged_keys,
+    damaged_keys_of_nodes,
+    mend,
+    repaired_by_writes,
+    take_out_deliveries,
+)
 from batchq.store.outage import Backoff, Outage
+from batchq.store.redis import RedisStore
 from batchq.system import structlog
 
 _log = structlog.get_logger()
@@ -177,3 +202,255 @@ def _epoch_fields(epoch: int) -> dict[str, int]:
     generation, the server's start that it belongs to.
     """
     return {"epoch": count_of(epoch), "generation": generation_of(epoch)}
+
+
+_LOOK_EVERY_S = 1.0
+#: Decisions pause during a recount, so recounts take at most a tenth of the time.
+_RECOUNT_APART = 10
+#: The most repairs of one kind that are logged and become events at once: more than there are keys
+#: that all share.
+_MOST_REPORTED = 50
+#: If a page has this many wrong heads, the next page is checked in the same look. Sessions wait
+#: meanwhile, so there is a limit.
+_MANY_HEADS, _HEADS_WITHIN_S = 50, 0.3
+
+
+class Mender:
+    """Finds and repairs damage; owned by the session thread.
+
+    Every method raises StoreUnavailable.
+    """
+
+    def __init__(self, store: RedisStore, ids: IdSource) -> None:
+        self._store = store
+        self._ids = ids
+        self._pages = BookPages(store.link)
+        self._channels = ChannelsCheck(store)
+        self._audit = BooksAudit(store.link, store.mirror)
+        self._look_at = self._recount_at = 0.0
+        self._is_suspect = False
+        #: Kinds that may lack some or all of their heads.
+        self._headless: set[str] = set()
+        #: Keys and fields repaired since the process started.
+        self.mended = 0
+
+    def suspect(self) -> None:
+        """Ask for a recount of the books at the next look."""
+        self._is_suspect = True
+
+    def hurry(self) -> None:
+        """Look at once: damage is in the way of a session."""
+        self._look_at = 0.0
+
+    def has_mended(self, key: str, why: str, epoch: int) -> None:
+        """Log a key that the caller has repaired, and add the event."""
+        _log.error("key.mended", key=key, why=why)
+        self._record_events([(KEY, key, "Mended", f"it {why}; it was repaired")], epoch)
+
+    def look(self, epoch: int) -> bool:
+        """Look for damage, as the leader of `epoch`, at most once a second, and repair it.
+
+        Return whether a look was due.
+        """
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        self._look_at = now + _LOOK_EVERY_S
+        self._mend_keys(epoch)
+        self._mend_outbox(epoch)
+        # After the keys, because one of them holds the names of the nodes. What this finds is
+        # repaired at the next look.
+        self._channels.next()
+        self._mend_heads(epoch)
+        # Both advance at every look, whatever the other finds.
+        found = [self._pages.next(), self._audit.next()]
+        self._is_suspect = self._is_suspect or any(found)
+        self._end_lone_pods(epoch)
+        if self._is_suspect and now >= self._recount_at:
+            self._recount(epoch)
+            self._recount_at = time.monotonic() + _RECOUNT_APART * (time.monotonic() - now)
+        return True
+
+    def _mend_keys(self, epoch: int) -> None:
+        mirror = self._store.mirror
+        highest = mirror.highest
+        of_all = damaged_keys(self._store.link, highest)
+        damaged = [*of_all, *damaged_keys_of_nodes(self._store.link)]
+        if damaged:
+            now_ms = self._store.now_ms()
+            mend(self._store.link, damaged, epoch=epoch, now_ms=now_ms, highest=highest)
+        noted = repaired_by_writes(mirror.repairs())
+        damaged += [one for one in noted if one not in damaged]
+        for one in damaged:
+            _log.error("key.mended", key=one.key, why=one.why)
+        self._record_events(
+            [(one.kind, one.key, "Mended", f"{one.why}; it was repaired") for one in damaged], epoch
+        )
+        if not of_all:
+            return
+        # The content of these keys is lost: rebuild books and lists from the objects.
+        self._is_suspect = True
+        there = {one.key for one in damaged}
+        self._headless |= {
+            kind for kind in KINDS if not there.isdisjoint((keys.heads(kind), keys.objects(kind)))
+        }
+        self._store.forget()
+
+    def _mend_heads(self, epoch: int) -> None:
+        mended: list[Recounted] = []
+        give_up_at = time.monotonic() + _HEADS_WITHIN_S
+        is_likely_more = True
+        while is_likely_more:
+            found = mend_heads(self._store, epoch, self._store.suspect_heads())
+            mended += found
+            is_likely_more = len(found) >= _MANY_HEADS and time.monotonic() < give_up_at
+        self.mended += len(mended[_MOST_REPORTED:])
+        repairs = []
+        for one in mended[:_MOST_REPORTED]:
+            _log.error("head.mended", kind=one.kind, key=one.key, was=one.was, now=one.now)
+            held = f"its head in {keys.heads(one.kind)} held {one.was or 'nothing'!r}"
+            repairs.append(
+                (one.kind, one.key, "Recounted", f"{held}; rebuilt as {one.now or 'nothing'}")
+            )
+        self._record_events(repairs, epoch)
+
+    def _end_lone_pods(self, epoch: int) -> None:
+        """Ask pods to stop whose group was deleted past batchq, and delete those that have ended:
+        sessions ignore pods without a group.
+        """
+        pods = [pod for pod in self._audit.lone_pods() if not _is_stopping(pod)][:_MOST_REPORTED]
+        if not pods:
+            return
+        now_ms = self._store.now_ms()
+        self._store.commit(
+            [_end_of(pod, now_ms) for pod in pods], request_id=self._ids.new_uid(), epoch=epoch
+        )
+        self.mended += len(pods)
+        for pod in pods:
+            _log.error("pod.without_group", pod=pod.metadata.uid, phase=str(pod.status.phase))
+
+    def _mend_outbox(self, epoch: int) -> None:
+        damaged = damaged_deliveries(self._store.link)
+        if damaged:
+            take_out_deliveries(self._store.link, damaged)
+            repairs = [
+                (one.kind, one.key, "Mended", f"{one.why}; it was removed") for one in damaged
+            ]
+            for one in damaged[:_MOST_REPORTED]:
+                _log.error("delivery.taken_out", key=one.key, why=one.why)
+            self._record_events(repairs, epoch)
+
+    def _recount(self, epoch: int) -> None:
+        fields = recount(self._store, epoch, self._headless)
+        if fields is None:
+            return
+        self._is_suspect, self._headless = False, set()
+        self._audit.recounted(is_changed=bool(fields))
+        for one in fields[:_MOST_REPORTED]:
+            _log.error("books.recounted", kind=one.kind, key=one.key, was=one.was, now=one.now)
+        repairs = [
+            (
+                one.kind,
+                one.key,
+                "Recounted",
+                f"held {one.was or 'nothing'!r}; recounted from the objects: {one.now or 0}",
+            )
+            for one in fields
+        ]
+        self._record_events(repairs, epoch)
+
+    def _record_events(self, repairs: Sequence[tuple[str, str, str, str]], epoch: int) -> None:
+        self.mended += len(repairs)
+        if not repairs:
+            return
+        now_ms = self._store.now_ms()
+        events = tuple(
+            Event(kind=kind, key=key[:128], reason=reason, message=message, at=now_ms)
+            for kind, key, reason, message in repairs[:_MOST_REPORTED]
+        )
+        self._store.commit(
+            [Transaction(subject="mender", events=events)],
+            request_id=self._ids.new_uid(),
+            epoch=epoch,
+        )
+
+
+#: The reason for stopping a pod without a group.
+GROUP_GONE = "GroupGone"
+
+
+def _is_stopping(pod: Pod) -> bool:
+    return pod.status.phase in ON_NODE and pod.status.terminating
+
+
+def _end_of(pod: Pod, now_ms: int) -> Transaction:
+    """Return the transaction that asks a pod on a node to stop, or deletes any other."""
+    uid, value = pod.metadata.uid, None
+    message = f"Pod {full_name(pod)} has lost its group: it is deleted"
+    if pod.status.phase in ON_NODE:
+        message = f"Pod {full_name(pod)} has lost its group: it is asked to stop"
+        status = structs.replace(
+            pod.status, terminating=True, terminating_at=now_ms, reason=GROUP_GONE
+        )
+        value = structs.replace(pod, status=status)
+    write = Write(
+        kind="Pod", key=uid, expect=pod.metadata.revision, fence=fence_of(pod), value=value
+    )
+    event = Event(kind="Pod", key=uid, reason="Mended", message=message, at=now_ms)
+    return Transaction(subject=uid, writes=(write,), events=(event,))
+
+
+_LONGEST_KEY = 128
+
+
+class Quarantine:
+    """The unreadable records that the mirror leaves out. Owned by the session thread; `counts` is
+    replaced as a whole, so any thread may read it.
+    """
+
+    def __init__(self, store: RedisStore, ids: IdSource) -> None:
+        self._store = store
+        self._ids = ids
+        self._known: Sequence[Unreadable] = ()
+        #: Records already logged and written as events in this epoch.
+        self._reported: set[Unreadable] = set()
+        #: Kind -> number of unreadable records.
+        self.counts: Mapping[str, int] = {}
+
+    def look(self) -> bool:
+        """Count the records; return whether they have changed since the last look."""
+        found = self._store.unreadable()
+        if found is self._known:
+            return False
+        self._known = found
+        self.counts = Counter(one.kind for one in found)
+        return True
+
+    def tell(self, epoch: int) -> None:
+        """Log the records that are new since the last call, as the leader of `epoch`, with events.
+
+        Raises StoreUnavailable.
+        """
+        there = set(self._known)
+        self._reported &= there
+        new = [one for one in self._known if one not in self._reported][:_MOST_REPORTED]
+        if not new:
+            return
+        now_ms = self._store.now_ms()
+        events = tuple(event_of(one, now_ms) for one in new)
+        self._store.commit(
+            [Transaction(subject="quarantine", events=events)],
+            request_id=self._ids.new_uid(),
+            epoch=epoch,
+        )
+        for one in new:
+            _log.error("record.unreadable", kind=one.kind, key=one.key[:_LONGEST_KEY], why=one.why)
+        self._reported.update(new if len(there) <= len(self._reported) + _MOST_REPORTED else there)
+
+
+def event_of(one: Unreadable, now_ms: int) -> Event:
+    """Return the event for readers of the object."""
+    message = f"the stored record is unreadable and stays in place: {one.why}"
+    return Event(
+        kind=one.kind, key=one.key[:_LONGEST_KEY], reason="Unreadable", message=message, at=now_ms
+    )

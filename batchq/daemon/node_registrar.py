@@ -23,7 +23,7 @@ from batchq.client.node_users import (
     user_of_node,
 )
 from batchq.errors import BatchqError, Conflict, InvalidInput
-from batchq.store.server_users import ServerUsers
+from batchq.store.roles import ServerUsers
 from batchq.system import structlog
 
 _log = structlog.get_logger()

@@ -1,21 +1,26 @@
-"""Permissions on a server with users (Redis 7.2 or Valkey): one table of roles.
+"""Users of a server (Redis 7.2 or Valkey): one table of roles, and making and removing users.
 
 A role has exactly the commands that batchq uses in it; the end-to-end tests run under these
 permissions. A script has the rights of its caller, and the server checks the right to write every
 key that a script is given. Schedulers load the scripts, and all other roles may only call loaded
 ones: a script of a user's own could block the server for ever.
+
+Users are not part of a server's data: they are kept in its ACL file, and not replicated.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
+import redis
 from msgspec import Struct
 
 from batchq.api.objects import KINDS
 from batchq.errors import StoreUnavailable
 from batchq.store import keys
+from batchq.store.link import Link
 
 _NODE = "<node>"
 #: RQ's keys, of one node and of all.
@@ -184,3 +189,57 @@ def forbidden(error: StoreUnavailable, *, kinds: Sequence[str], leads: bool) -> 
         hint=f"use a user of the role {least}: see `batchq acl {least}`",
         lasts=True,
     )
+
+
+class ServerUsers:
+    """The users of one server, for a user of the role registrar. Belongs to one thread."""
+
+    def __init__(self, url: str) -> None:
+        """Connects at the first request. Raises InvalidInput for a malformed URL."""
+        self._link = Link(url)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._link.close()
+
+    def write(self, name: str, rules: Sequence[str]) -> None:
+        """Make a user with these rules, and save that. If there is a user of that name, it is
+        replaced, and its connections end. Raises StoreUnavailable.
+        """
+
+        def written(client: redis.Redis) -> None:
+            # In one step: a user that is removed and not made again would be locked out.
+            pipeline = client.pipeline(transaction=True)
+            for words in (("DELUSER", name), ("SETUSER", name, *rules)):
+                pipeline.execute_command("ACL", *words)  # type: ignore[no-untyped-call]
+            pipeline.execute()
+
+        self._link.ask(written)
+        self.save()
+
+    def delete(self, name: str) -> bool:
+        """Remove a user, end its connections, and save that; return whether there was one.
+
+        Raises StoreUnavailable.
+        """
+        count = self._link.ask(lambda client: client.acl_deluser(name))
+        self.save()
+        return bool(count)
+
+    def save(self) -> None:
+        """Save the users in the server's ACL file. Raises StoreUnavailable."""
+
+        def saved(client: redis.Redis) -> Any:
+            return client.acl_save()
+
+        try:
+            self._link.ask(saved)
+        except StoreUnavailable as error:
+            if "ACL file" not in str(error.__cause__):
+                raise
+            raise StoreUnavailable(
+                f"the server at {self._link.shown} keeps its users in no file, and would lose new"
+                " ones",
+                hint="start it with an `aclfile` that its account may write: conf/acl/README.md",
+                lasts=True,
+            ) from error

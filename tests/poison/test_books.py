@@ -16,8 +16,8 @@ from batchq.api.transaction import Transaction, Word
 from batchq.client import Accepted, Client, requests
 from batchq.client.changes import apply
 from batchq.client.doctor import examine
-from batchq.daemon import repair
-from batchq.daemon.repair import Mender
+from batchq.daemon import leader
+from batchq.daemon.leader import Mender
 from batchq.errors import Conflict
 from batchq.store import books, keys, mirror
 from batchq.store.books import BooksAudit, false_heads, mend_heads, recount
@@ -602,8 +602,8 @@ def test_with_many_false_heads_the_next_pages_are_checked_at_once(
     booked: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirror, "HEADS_A_PAGE", 2)
-    monkeypatch.setattr(repair, "_MANY_HEADS", 1)
-    monkeypatch.setattr(repair, "_HEADS_WITHIN_S", 30.0)
+    monkeypatch.setattr(leader, "_MANY_HEADS", 1)
+    monkeypatch.setattr(leader, "_HEADS_WITHIN_S", 30.0)
     made = [pod(number, group_uid="u2") for number in range(70)]
     booked.commit([writing(*map(put, made))], request_id="pods")
     before = in_books(booked, raw)

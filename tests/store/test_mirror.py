@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from batchq.daemon.repair import Mender
+from batchq.daemon.leader import Mender
 from batchq.store.redis import MirrorDifference, RedisStore, Trimmed
 from batchq.system import RandomIds
 from tests.contract.made import gone, put, queue, writing

@@ -18,14 +18,18 @@ from typing import TypeAlias
 
 from msgspec import structs
 
-from batchq.client.doctor.groups_and_pods import dependencies, groups, inboxes, outbox, pods
-from batchq.client.doctor.nodes import (
+from batchq.client.doctor.cluster import (
     agents,
+    dependencies,
     devices,
+    groups,
     guarantees,
+    inboxes,
     leader,
     nodes,
+    outbox,
     permissions,
+    pods,
     protocols,
     reported,
     schedulers,

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from batchq.api.objects import Condition, PodGroup
 from batchq.client.doctor import Level
-from batchq.client.doctor.groups_and_pods import groups
+from batchq.client.doctor.cluster import groups
 from batchq.client.doctor.system_state import Finding, State
 from tests.builders import a_node, a_queue, a_task
 from tests.client.doctor.made import a_state, node, waiting

@@ -238,8 +238,12 @@ class ApiSession:
             self.close()
         if self._open is None:
             self._open = self._connection()
-        self._open.request(method, path, body, headers)
-        answer = self._open.getresponse()
+        try:
+            self._open.request(method, path, body, headers)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            answer = _early_answer(self._open, error)
+        else:
+            answer = self._open.getresponse()
         self._used_at = monotonic()
         return answer
 
@@ -316,6 +320,19 @@ class ApiSession:
         context = ssl.create_default_context(cafile=self._credentials.authority or None)
         port = parts.port or _HTTPS_PORT
         return _SecureConnection(parts.hostname, port, timeout=_TIMEOUT_S, context=context)
+
+
+def _early_answer(
+    connection: http.client.HTTPConnection, error: OSError
+) -> http.client.HTTPResponse:
+    """Return the answer of an API that has refused a request before it was sent whole.
+
+    Raises the error of the sender if there is none.
+    """
+    try:
+        return connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        raise error from None
 
 
 class _WholeRequests(http.client.HTTPConnection):

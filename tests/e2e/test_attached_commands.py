@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.e2e.machine import Machine, kill, phase, pods_of, until
@@ -130,13 +129,18 @@ def test_two_interrupts_while_it_waits_cancel_a_group(stack: Machine) -> None:
     with stack.terminal(*words) as terminal:
         terminal.expect("Submitted waits")
         terminal.process.send_signal(signal.SIGINT)
-        terminal.expect("Ctrl-C again within a second cancels it")
-        terminal.process.send_signal(signal.SIGINT)
+        with stack.client() as client:
+
+            def is_cancelled() -> bool:
+                # A second one that comes late asks again.
+                if terminal.has_shown("Ctrl-C again within a second cancels it"):
+                    terminal.process.send_signal(signal.SIGINT)
+                return phase(client, "waits") == "Cancelled"
+
+            until(is_cancelled, what="it is cancelled")
         assert terminal.ended() == 130
         assert "podgroup default/waits Cancelled (interrupted)" in terminal.shown
         assert "error:" not in terminal.shown
-    with stack.client() as client:
-        until(lambda: phase(client, "waits") == "Cancelled", what="it is cancelled")
 
 
 # --- allocations ----------------------------------------------------------------------------
@@ -159,10 +163,14 @@ def test_an_allocation_that_ends_before_its_command_says_why(
     stack: Machine, ends_with: int, code: int
 ) -> None:
     name = f"brief{ends_with}"
-    script = f"batchq wait {name}; exit {ends_with}"
+    file = stack.root / f"{name}.end"
+    script = f"until [ -e {file} ]; do sleep 0.1; done; exit {ends_with}"
     words = ("alloc", "--name", name, *SMALL, "--walltime", "2s", "--", "sh", "-c", script)
-    done = stack.fed(*words, given=b"", exits=code, **PATH)
-    said = done.stderr.decode()
+    process = stack.start(*words)
+    until(lambda: "waiting for the command here" in stack.output_of(process), what="it has ended")
+    file.touch()
+    assert process.wait(60) == code
+    said = stack.output_of(process)
     assert "The allocation has ended: WalltimeExceeded; waiting for the command here\n" in said
     assert said.splitlines()[-1] == f"podgroup default/{name} Failed (WalltimeExceeded)"
 
@@ -189,8 +197,10 @@ def test_a_step_of_an_allocation_cannot_ask_for_more(stack: Machine) -> None:
 
 
 def test_a_signal_to_a_step_of_an_allocation_ends_this_step_only(stack: Machine) -> None:
-    script = "timeout 8 batchq run -- sh -c 'echo begun; sleep 605'; batchq run -- echo still here"
-    words = ("alloc", "--name", "kept", *SMALL, "--", "sh", "-c", script)
+    begun = stack.root / "begun"
+    step = f"batchq run -- sh -c 'echo begun; touch {begun}; sleep 605' & "
+    ends = f"until [ -e {begun} ]; do sleep 0.1; done; kill $!; wait; batchq run -- echo still here"
+    words = ("alloc", "--name", "kept", *SMALL, "--", "sh", "-c", step + ends)
     done = stack.fed(*words, given=b"", exits=0, **PATH)
     assert done.stdout.decode().splitlines() == ["begun", "still here"]
     with stack.client() as client:
@@ -198,17 +208,12 @@ def test_a_signal_to_a_step_of_an_allocation_ends_this_step_only(stack: Machine)
 
 
 def test_an_allocation_ends_when_the_command_that_holds_it_is_killed(stack: Machine) -> None:
-    process = stack.start("alloc", "--name", "orphan", *SMALL, "--", "sleep", "604")
-    until(lambda: "Allocated orphan" in stack.output_of(process), what="it is allocated")
-
-    def commands() -> list[psutil.Process]:
-        running = psutil.process_iter(["cmdline"])
-        return [one for one in running if one.info["cmdline"] == ["sleep", "604"]]
-
-    until(commands, what="its command runs")
-    [command] = commands()
+    pid = stack.root / "command"
+    script = f"echo $$ >{pid}.new; mv {pid}.new {pid}; exec sleep 604"
+    process = stack.start("alloc", "--name", "orphan", *SMALL, "--", "sh", "-c", script)
+    until(pid.exists, what="its command runs")
     process.kill()
     process.wait(20)
-    command.kill()
+    os.kill(int(pid.read_text()), signal.SIGKILL)
     with stack.client() as client:
         until(lambda: phase(client, "orphan") == "Failed", what="its pod is hung up")

@@ -157,7 +157,7 @@ class Site:
             *("--user-map", str(self.map), *options),
             within=within,
         )
-        until(lambda: self._is_ready(process), what="the agent serves its node", within_s=20)
+        until(lambda: self._is_ready(process), what="the agent serves its node")
         return process
 
     def _is_ready(self, agent: subprocess.Popen[bytes]) -> bool:

@@ -133,18 +133,15 @@ def test_each_command_is_recorded_with_its_user(stack: Machine) -> None:
 
 
 def test_a_reader_that_does_not_read_holds_the_command_back(stack: Machine) -> None:
+    client = redis.Redis.from_url(stack.url)
+    former = set(client.keys("exec:*:output:*"))
     words = ("exec", "host-main-0", "--", "sh", "-c", "echo $$; exec yes")
     reader = stack.piped(*words)
     assert reader.stdout is not None
     pid = int(reader.stdout.readline())
     command = psutil.Process(pid)
-    client = redis.Redis.from_url(stack.url)
-
-    def outputs() -> list[bytes]:
-        return [key for key in client.keys("exec:*:output:*") if client.xlen(key) > 2]
-
-    until(outputs, what="it writes")
-    [output] = outputs()
+    [output] = set(client.keys("exec:*:output:*")) - former
+    until(lambda: client.xlen(output) > 2, what="it writes")
 
     def is_held() -> bool:
         before = command.cpu_times()
@@ -169,7 +166,7 @@ def test_a_command_whose_output_has_no_reader_any_more_is_hung_up(stack: Machine
     command = psutil.Process(int(reader.stdout.readline()))
     reader.stdout.close()
     assert reader.wait(30) == 1
-    until(lambda: not command.is_running(), what="it is hung up", within_s=10)
+    until(lambda: not command.is_running(), what="it is hung up")
 
 
 def test_a_command_ends_with_its_pod(stack: Machine) -> None:
@@ -194,8 +191,8 @@ def test_a_command_ends_when_its_user_is_killed(stack: Machine) -> None:
     reader.kill()
     reader.wait(20)
     reader.stdout.close()
-    until(lambda: not command.is_running(), what="it is hung up", within_s=40)
-    until(lambda: not client.exists(*streams), what="its session is removed", within_s=10)
+    until(lambda: not command.is_running(), what="it is hung up")
+    until(lambda: not client.exists(*streams), what="its session is removed")
     client.close()
     with stack.client() as client:
         assert phase(client, "host") == "Running"

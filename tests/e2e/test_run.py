@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -83,7 +84,8 @@ def test_no_keep_leaves_no_group(stack: Machine) -> None:
 def test_a_timeout_names_what_keeps_running(stack: Machine) -> None:
     file = pod(stack, "long", "sleep 60")
     done = stack.batchq("run", file, "--timeout", "2s", exits=124)
-    assert "not ended after 2s; still active: long (Running)" in done.stderr
+    # On a busy machine, it may not run yet.
+    assert re.search(r"not ended after 2s; still active: long \(\w+\)", done.stderr)
     assert "`batchq cancel long` ends them" in done.stderr
     stack.batchq("cancel", "long")
 
@@ -168,10 +170,14 @@ def test_one_ctrl_c_asks_and_two_within_a_second_cancel_the_group(stack: Machine
         asked = "PodGroup default/asked is Running; Ctrl-C again within a second cancels it"
         assert asked in stack.output_of(process)
         assert phase(client, "asked") == "Running"
+        sent = 1
 
         def is_cancelled() -> bool:
-            # Two that come before the process has looked are one.
-            process.send_signal(signal.SIGINT)
+            nonlocal sent
+            # A second one that comes late asks again.
+            if stack.output_of(process).count("Ctrl-C again") == sent:
+                process.send_signal(signal.SIGINT)
+                sent += 1
             return phase(client, "asked") == "Cancelled"
 
         until(is_cancelled, what="it is cancelled")

@@ -15,6 +15,8 @@ from time import monotonic
 from typing import Any
 
 _PIECE = 65_536
+#: Written to the terminal after the end of the program.
+_LAST = b"\x00last\x00"
 
 
 class Terminal:
@@ -58,7 +60,7 @@ class Terminal:
         """Type something."""
         os.write(self._ours, text.encode())
 
-    def expect(self, text: str, *, within_s: float = 30.0) -> None:
+    def expect(self, text: str, *, within_s: float = 90.0) -> None:
         """Return once the terminal has shown a text, and forget everything up to it."""
         deadline = monotonic() + within_s
         while text not in self.shown:
@@ -66,6 +68,13 @@ class Terminal:
             assert left_s > 0, f"expected {text!r} within {within_s} s, found {self.shown!r}"
             self._read(min(left_s, 0.5))
         self.shown = self.shown.partition(text)[2]
+
+    def has_shown(self, text: str) -> bool:
+        """Return whether the terminal has shown a text, and forget everything up to it then."""
+        self._read(0.0)
+        before, found, after = self.shown.partition(text)
+        self.shown = after if found else before
+        return bool(found)
 
     def resize_and_interrupt_shell(self) -> None:
         """Check that a shell on the terminal learns of another size, and goes on after Ctrl-C."""
@@ -86,14 +95,23 @@ class Terminal:
         while self.process.poll() is None:
             assert monotonic() < deadline, f"it has not ended, and shows {self.shown!r}"
             self._read(0.1)
-        self._read(0.1)
+        while self._read(0.0):
+            pass
+        # The kernel passes on what was written in order, but later.
+        os.write(self._theirs, _LAST)
+        while _LAST.decode() not in self.shown:
+            assert self._read(30.0), (
+                f"the end of the output is missing, and it shows {self.shown!r}"
+            )
+        self.shown = self.shown.replace(_LAST.decode(), "")
         return int(self.process.returncode)
 
-    def _read(self, within_s: float) -> None:
+    def _read(self, within_s: float) -> bool:
         readable, _, _ = select.select([self._ours], [], [], within_s)
         if readable:
             with suppress(OSError):
                 self.shown += os.read(self._ours, _PIECE).decode(errors="replace")
+        return bool(readable)
 
 
 def _control() -> None:

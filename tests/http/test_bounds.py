@@ -46,6 +46,12 @@ def opened(api: RunningApi) -> socket.socket:
     return connection
 
 
+def send_all_that_is_taken(connection: socket.socket, data: bytes) -> None:
+    """Send data to a server that may refuse it, and close, before all of it is sent."""
+    with suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(data)
+
+
 def wait_for_hangup(connection: socket.socket) -> None:
     """Wait, without reading, until the other end has closed."""
     poll = select.poll()
@@ -96,13 +102,13 @@ def test_a_sender_that_stops_is_cut(hasty: RunningApi, sent: bytes) -> None:
 def test_a_head_of_a_byte_now_and_then_is_cut(hasty: RunningApi) -> None:
     pause = threading.Event()
     with opened(hasty) as connection:
-        for _ in range(200):
+        for _ in range(1_200):
             try:
                 connection.sendall(b"G")
-            except BrokenPipeError:
+            except (BrokenPipeError, ConnectionResetError):
                 return
             pause.wait(0.05)
-    raise AssertionError("it kept its place for ten seconds")
+    raise AssertionError("it kept its place for a minute")
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(running_api: RunningApi) -> None:
@@ -134,14 +140,18 @@ def test_a_body_that_turns_out_too_large_is_refused(running_api: RunningApi) -> 
 
 def test_a_head_that_is_too_large_is_refused(running_api: RunningApi) -> None:
     with opened(running_api) as connection:
-        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000)
+        send_all_that_is_taken(
+            connection, b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000
+        )
         assert connection.recv(12) == b"HTTP/1.1 400"
 
 
 def test_a_large_head_that_arrives_at_once_is_refused(running_api: RunningApi) -> None:
     headers = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 1_000) for number in range(40))
     with opened(running_api) as connection:
-        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n")
+        send_all_that_is_taken(
+            connection, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n"
+        )
         assert connection.recv(12) == b"HTTP/1.1 400"
 
 

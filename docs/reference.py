@@ -47,8 +47,7 @@ Row = tuple[str, str, str]
 API = {
     "batchq.client": "Client",
     "batchq.client.request": "Requests",
-    "batchq.client.gates": "Gates",
-    "batchq.client.checks": "Admission checks",
+    "batchq.client.checks": "Admission checks and scheduling gates",
     "batchq.client.external": "External groups",
     "batchq.api.views": "Results",
     "batchq.errors": "Errors",

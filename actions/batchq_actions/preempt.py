@@ -4,8 +4,8 @@ Preemptors are gangs that wait for nothing but capacity. Victims are of the same
 minMember of groups of at most the preemptor's priority (of an array: lower only), then whole groups
 of strictly lower priority. The preemptor uses the capacity of its victims and idle capacity, so its
 queue may end above what it deserves. If these victims do not suffice, borrowers in other queues may
-be evicted as well (`batchq.core.preemption.scopes`). The rules follow Kueue's preemption within a
-ClusterQueue; docs/faults.md lists the faults of kube-batch that they avoid.
+be evicted as well (`batchq.core.preemption.preemptors`). The rules follow Kueue's preemption within
+a ClusterQueue; docs/faults.md lists the faults of kube-batch that they avoid.
 """
 
 from __future__ import annotations
@@ -21,8 +21,14 @@ from batchq.core.preemption.order import (
     why_no_request,
     why_spared,
 )
-from batchq.core.preemption.preemptors import PodRequest, gang_preemptors
-from batchq.core.preemption.scopes import POINTS, PREEMPT, WithinQueue, has_victims
+from batchq.core.preemption.preemptors import (
+    POINTS,
+    PREEMPT,
+    PodRequest,
+    WithinQueue,
+    gang_preemptors,
+    has_victims,
+)
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 

@@ -32,20 +32,18 @@ from batchq.core.preemption.order import (
     why_spared,
 )
 from batchq.core.preemption.preemptors import (
-    ExtraRequest,
-    GangRequest,
-    PodRequest,
-    elastic_preemptors,
-    gang_preemptors,
-    is_elastic_preemptor,
-)
-from batchq.core.preemption.scopes import (
     POINTS,
     PREEMPT,
     RECLAIM,
+    ExtraRequest,
     FromOthers,
     GangFromOthers,
+    GangRequest,
+    PodRequest,
+    elastic_preemptors,
     fits_in_head_reservations,
+    gang_preemptors,
+    is_elastic_preemptor,
     may_reclaim,
 )
 from batchq.core.preemption.search import Decision, find_victims

@@ -57,9 +57,8 @@ if TYPE_CHECKING:
     from batchq.api import views
     from batchq.api.objects import Unreadable
     from batchq.api.transaction import Event, Ledger
-    from batchq.client.checks import Checks
+    from batchq.client.checks import Checks, Gates
     from batchq.client.external import External
-    from batchq.client.gates import Gates
     from batchq.client.group_pages import GroupLook, GroupPages
     from batchq.client.outcomes import TrialScheduler
     from batchq.client.overview import Overview
@@ -164,7 +163,7 @@ class Client:
     @cached_property
     def gates(self) -> Gates:
         """The scheduling gates, opened by people and by controllers of yours."""
-        from batchq.client.gates import Gates
+        from batchq.client.checks import Gates
 
         return Gates(self._store, self._writer.change, lambda: self.user)
 

@@ -74,8 +74,7 @@ from batchq.client.request import (
 from batchq.errors import BatchqError, InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
 
 if TYPE_CHECKING:
-    from batchq.client.checks import Checks
-    from batchq.client.gates import Gates
+    from batchq.client.checks import Checks, Gates
     from batchq.client.group_pages import GroupPages
     from batchq.client.overview import Overview
     from batchq.client.pod_commands import PodCommands

@@ -136,7 +136,7 @@ class ApiGates:
         older_than: str | float = 0,
     ) -> Sequence[GateView]:
         """Return closed gates, those of the oldest groups first; see `Gates.list`."""
-        from batchq.client.gates import ms_of
+        from batchq.client.checks import ms_of
 
         found: list[GateView] = self._client.ask(
             "/v1/views/gates", list[GateView],

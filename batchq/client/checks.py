@@ -1,4 +1,5 @@
-"""Admission checks: the answers of controllers, and the leases that keep checks active.
+"""Admission checks: the answers of controllers, and the leases that keep checks active; and
+scheduling gates: which groups wait for which gates, who set them, and opening them.
 
     with Client() as client, client.checks.watch("budget") as requests:
         for request in requests:
@@ -9,6 +10,14 @@
 
 Inside the `with`, a thread renews the lease of every AdmissionCheck with that controllerName;
 leaving it makes them inactive at once. docs/checks.md describes the duties of a controller.
+
+    with Client(component="data-ready") as client:
+        for gate in client.gates.list(gate="data"):
+            if is_there(gate.group):
+                client.gates.open(gate.group, "data")
+
+Several programs may open gates of one group at the same time, in any order: an opening that
+conflicts with another is repeated, and the last one lets the group continue.
 """
 
 from __future__ import annotations
@@ -25,11 +34,21 @@ from msgspec import Struct, structs
 
 import batchq.client.changes as changes
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.objects import DEFAULT, AdmissionCheck, CheckState, PodGroup, Queue, key_of
+from batchq.api.objects import (
+    DEFAULT,
+    AdmissionCheck,
+    CheckState,
+    PodGroup,
+    Queue,
+    gates_of,
+    key_of,
+)
 from batchq.api.resources import Amounts
+from batchq.api.times import parse_duration
 from batchq.api.transaction import Transaction
-from batchq.api.views import CheckPage, CheckView, ListedCheck
+from batchq.api.views import CheckPage, CheckView, GateView, ListedCheck
 from batchq.client.changes.object_writes import find, title
+from batchq.client.overview import Overview
 from batchq.client.request import key_named
 from batchq.client.watch import Watch
 from batchq.core.pending.eligibility import is_active
@@ -40,7 +59,16 @@ from batchq.store.outage import Patience
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
 
-__all__ = ["CheckPage", "CheckRequest", "CheckView", "CheckWatch", "Checks", "ListedCheck"]
+__all__ = [
+    "CheckPage",
+    "CheckRequest",
+    "CheckView",
+    "CheckWatch",
+    "Checks",
+    "GateView",
+    "Gates",
+    "ListedCheck",
+]
 
 LEASE_S = 30.0
 #: A shorter lease could expire between two renewals on a busy machine.
@@ -683,3 +711,76 @@ class _Keeper:
             except StoreUnavailable:
                 # A lease that cannot be released now expires.
                 return
+
+
+class Gates:
+    """The gates of unfinished groups, over a client's connection."""
+
+    def __init__(self, store: RedisStore, change: Change, user: Callable[[], str]) -> None:
+        self._store = store
+        self._change = change
+        self._user = user
+
+    def list(
+        self,
+        *,
+        namespace: str = "",
+        queue: str = "",
+        gate: str = "",
+        older_than: str | float = 0,
+    ) -> Sequence[GateView]:
+        """Return closed gates, those of the oldest groups first.
+
+        Filtered by namespace, by queue (with the queues below it), by name, and by the age of the
+        group ("1d", or seconds). Raises InvalidInput.
+        """
+        overview = Overview(self._store.snapshot(), self._store.now_ms())
+        latest = overview.at - ms_of(older_than)
+        return [
+            _view(group, shown, task, name)
+            for group, shown in overview.gated(namespace=namespace, queue=queue)
+            for task, name in gates_of(group.spec)
+            if gate in ("", name) and (group.metadata.creation_timestamp or 0) <= latest
+        ]
+
+    def open(self, group: str, gate: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
+        """Open one gate: the group's own gate of that name, else those of its tasks, or only that
+        of one `task`. Return False if it was open already.
+
+        Raises NotFound for the group, the task or the gate, Conflict if the group has ended.
+        """
+        key, by = key_named(group, namespace), self._user()
+        return self._change(
+            lambda now: changes.open_gate(self._store, key, gate, task=task, now_ms=now, by=by)
+        )
+
+    def open_all(self, group: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
+        """Open every gate of a group and its tasks, or of one task. False if none was closed.
+
+        Raises NotFound for the group or the task, Conflict if the group has ended.
+        """
+        key, by = key_named(group, namespace), self._user()
+        return self._change(
+            lambda now: changes.open_all_gates(self._store, key, task=task, now_ms=now, by=by)
+        )
+
+
+def _view(group: PodGroup, shown: str, task: str, gate: str) -> GateView:
+    return GateView(
+        group=key_of(group),
+        queue=group.spec.queue,
+        shown=shown,
+        gate=gate,
+        task=task,
+        set_at=group.metadata.creation_timestamp or 0,
+        set_by=group.status.submitted_by,
+        opened=group.status.opened_gates,
+    )
+
+
+def ms_of(written: str | float) -> int:
+    """Return an age ("1d", or seconds) in milliseconds. Raises InvalidInput."""
+    try:
+        return parse_duration(written)
+    except ValueError as error:
+        raise InvalidInput(f"older_than: {error}") from None

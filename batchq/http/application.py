@@ -32,7 +32,6 @@ from batchq.client.access_control import USER, Delegate
 from batchq.client.node_users import NodeRegistrar
 from batchq.client.requests import RecentQueues
 from batchq.errors import BatchqError
-from batchq.http.access_book import LOOK_S, AccessBook, parts_of, pod_has_ended
 from batchq.http.access_endpoints import record_refusal, record_use
 from batchq.http.calls import (
     EVENT_STREAM,
@@ -49,7 +48,15 @@ from batchq.http.calls import (
 )
 from batchq.http.change_feed import WATCHED_KINDS, ChangeFeed
 from batchq.http.connections import PEER
-from batchq.http.identities import OwnNames, SocketAccounts, SocketPeer
+from batchq.http.identities import (
+    LOOK_S,
+    AccessBook,
+    OwnNames,
+    SocketAccounts,
+    SocketPeer,
+    parts_of,
+    pod_has_ended,
+)
 from batchq.http.limits import (
     FAILURES,
     MOST_EXPLANATIONS,

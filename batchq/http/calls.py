@@ -38,9 +38,9 @@ from batchq.http.problems import ApiProblem, bad_request, forbidden
 
 if TYPE_CHECKING:
     from batchq.client.node_users import NodeRegistrar
-    from batchq.http.access_book import AccessBook
     from batchq.http.change_feed import ChangeFeed
     from batchq.http.id_tokens import IdTokens
+    from batchq.http.identities import AccessBook
 
 T = TypeVar("T")
 

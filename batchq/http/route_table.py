@@ -18,15 +18,20 @@ from batchq.http.access_endpoints import (
     BindingRequest,
     InvitationRequest,
     LoginRequest,
+    NodeInvitation,
+    NodePassword,
     TokenRequest,
     create_token,
     grant,
+    invite_node,
     invite_user,
+    join_node,
     list_bindings,
     list_tokens,
     log_in,
     read_audit,
     redeem_invitation,
+    revoke_node,
     revoke_token,
     show_login,
     show_me,
@@ -34,31 +39,22 @@ from batchq.http.access_endpoints import (
 )
 from batchq.http.calls import NDJSON, ApiAnswer, ApiCall, ApiRoute, QueryParameter
 from batchq.http.change_feed import WATCHED_KINDS
-from batchq.http.command_endpoints import (
-    CommandRequest,
-    FrameRequest,
-    read_command,
-    run_command,
-    write_command,
-)
 from batchq.http.group_endpoints import (
     MOST_LINES,
     MOST_LISTED,
     USUALLY_LISTED,
+    CommandRequest,
+    FrameRequest,
     cancel_group,
     get_group,
     group_logs,
     list_groups,
+    read_command,
+    run_command,
     submit_group,
     submit_groups,
     why_group,
-)
-from batchq.http.node_endpoints import (
-    NodeInvitation,
-    NodePassword,
-    invite_node,
-    join_node,
-    revoke_node,
+    write_command,
 )
 from batchq.http.object_endpoints import (
     MOST_REQUEST_BYTES,
@@ -74,27 +70,25 @@ from batchq.http.object_endpoints import (
 )
 from batchq.http.problems import PROBLEM_JSON, ProblemDocument
 from batchq.http.view_endpoints import (
+    LONGEST_AGE_MS,
     LONGEST_WAIT_S,
     MOST_EVENTS,
+    GateRequest,
+    PlanRequest,
     await_change,
     group_outcome,
+    group_results,
     list_events,
+    open_gates,
     view_checks,
     view_explanation,
+    view_gates,
     view_groups,
     view_jobs,
+    view_plan,
     view_queue,
     view_queues,
     view_status,
-)
-from batchq.http.work_endpoints import (
-    LONGEST_AGE_MS,
-    GateRequest,
-    PlanRequest,
-    group_results,
-    open_gates,
-    view_gates,
-    view_plan,
 )
 
 

@@ -32,7 +32,7 @@ from batchq.api.objects import Pod
 from batchq.client import Client
 from batchq.client.access_control import Actor, Delegate
 from batchq.worker.host.cgroup import PodCgroup, Unusable, own_cgroup
-from batchq.worker.host.runtimes import runtime_labels
+from batchq.worker.host.node_resources import runtime_labels
 from tests.e2e.machine import QUICK, QUICK_AGENT, group, phase, pods_of, until
 from tests.harness.server import Server
 from tests.harness.terminals import Terminal

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from batchq.daemon import embedded_server
-from batchq.worker.host.runtimes import runtime_labels
+from batchq.worker.host.node_resources import runtime_labels
 from tests.e2e.machine import Machine, kill, phase, until
 from tests.http.api_process import RunningApi
 

@@ -53,7 +53,7 @@ def test_incremental_sums_equal_the_sums_of_all_pledges(
     for module in (
         "batchq.core.preemption.order",
         "batchq_actions.reclaim",
-        "batchq.core.preemption.scopes",
+        "batchq.core.preemption.preemptors",
     ):
         monkeypatch.setattr(f"{module}.find_victims", find_victims)
     for seed in SEEDS:

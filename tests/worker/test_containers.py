@@ -14,7 +14,7 @@ from batchq.api.containers import RUNTIMES, container_problems, runtime_of, with
 from batchq.api.lifecycle import PodPhase
 from batchq.api.manifest import decode, encode
 from batchq.api.objects import Container, Node, PodGroup, PodTemplate
-from batchq.worker.host.runtimes import device_nodes, runtime_labels
+from batchq.worker.host.node_resources import device_nodes, runtime_labels
 from batchq.worker.workhorse.container_commands import (
     ContainerHost,
     PodProgram,

@@ -12,7 +12,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node
 from batchq.api.transaction import Charge, Transaction, Write
 from batchq.worker.agent.node import agent_pid, default_slots
-from batchq.worker.host.runtimes import runtime_labels
+from batchq.worker.host.node_resources import runtime_labels
 from batchq.worker.workhorse.run_file import RunFiles
 from tests.daemon.waiting import until
 from tests.harness.proxy import ControlledProxy

@@ -37,9 +37,15 @@ from batchq.core.preemption.pledges import (
     standing_pledges,
 )
 from batchq.core.preemption.preemptors import (
+    POINTS,
+    PREEMPT,
+    RECLAIM,
+    FromBoth,
     GangRequest,
     Preemptors,
+    fits_in_head_reservations,
     may_preempt,
+    propose,
     verdicts_beyond_capacity,
 )
 from batchq.core.preemption.protection import (
@@ -48,14 +54,6 @@ from batchq.core.preemption.protection import (
     is_protected,
     may_evict,
     protection_ends_at,
-)
-from batchq.core.preemption.scopes import (
-    POINTS,
-    PREEMPT,
-    RECLAIM,
-    FromBoth,
-    fits_in_head_reservations,
-    propose,
 )
 from batchq.core.preemption.search import (
     Decision,

@@ -88,7 +88,7 @@ from batchq.worker.agent.pod_states import Paces, patience_ms
 from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
 from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener
-from batchq.worker.host import containment, processes, runtimes
+from batchq.worker.host import containment, node_resources, processes
 from batchq.worker.host.accounts import PodAccounts, announced
 from batchq.worker.host.containment import Containment
 from batchq.worker.host.device_pool import own_devices
@@ -242,7 +242,11 @@ class Agent:
         offer = NodeOffer(
             name=settings.node,
             resources=within_slots(self._devices.offer(self._resources), self._most_pods),
-            labels={**settings.labels, **self._boundary.labels(), **runtimes.runtime_labels()},
+            labels={
+                **settings.labels,
+                **self._boundary.labels(),
+                **node_resources.runtime_labels(),
+            },
             taints=settings.taints,
             annotations={
                 MEMORY_LIMIT_ANNOTATION: self._enforcement.kind,

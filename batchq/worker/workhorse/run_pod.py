@@ -41,10 +41,9 @@ from batchq.worker.host import processes
 from batchq.worker.host.accounts import NoAccount, PodAccounts
 from batchq.worker.host.containment import OF_CHILDREN, Boundary, Enclosure
 from batchq.worker.host.device_pool import inherited_locks
-from batchq.worker.host.node_resources import NOTHING_ENFORCED, UNBOUNDED, Enforcement
+from batchq.worker.host.node_resources import NOTHING_ENFORCED, UNBOUNDED, Enforcement, device_nodes
 from batchq.worker.host.privileges import Account
 from batchq.worker.host.processes import Signals
-from batchq.worker.host.runtimes import device_nodes
 from batchq.worker.rendezvous import launch_environment, unreachable
 from batchq.worker.rq_delivery import entry_point
 from batchq.worker.workhorse import process, reporter

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -74,9 +74,6 @@ __all__ = [
     "key_named", "with_working_dir",
 ]
 # fmt: on
-
-#: How many more names are generated if one is taken.
-_NAMES = 3
 
 
 class Client:
@@ -220,21 +217,12 @@ class Client:
         Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or
         dependency), Conflict (the name is taken), Rejected (limits).
         """
-        from batchq.client.request_fields import requested
+        from batchq.client.request_fields import requested, submit_one
 
+        if not dry_run and (stored := self._submit_likely(group, request)) is not None:
+            return stored
         what = requested(group, request)
-        is_named = not isinstance(what, Request) or bool(what.name)
-        for tries_left in range(0 if is_named else _NAMES, -1, -1):
-            new = self.group_of(what) if isinstance(what, Request) else what
-            try:
-                [applied] = self.submit_all([new], dry_run=dry_run)
-                break
-            except Conflict:
-                # Of 10,000 groups of one program, each generated name is taken once in 6,000 times.
-                if not tries_left:
-                    raise
-        assert isinstance(applied.object, PodGroup)
-        return applied.object
+        return submit_one(what, self.group_of, partial(self.submit_all, dry_run=dry_run))
 
     def group_of(self, request: Request) -> PodGroup:
         """Return the group that a request describes, with a generated name if it has none.
@@ -786,6 +774,10 @@ class Client:
     ) -> Sequence[Applied]:
         """Submit or apply objects; see `submit_all` and `apply`."""
         return self._writer.write(verb, objects, dry_run, keep_stop, permit)
+
+    def _submit_likely(self, what: Submitted, fields: Mapping[str, Any]) -> PodGroup | None:
+        """Submit a group that is likely to be accepted; None if it has to be planned."""
+        return self._writer.submit_likely(what, fields)
 
     def _act(self, verb: Act, place: str, **given: Any) -> bool:
         """Commit a change of the object at `place`; return whether there was anything to do."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -16,6 +17,7 @@ from batchq.api.notation import label_problem, resource_problem, shown, suggesti
 from batchq.api.objects import Dependency, Metadata, Pod, PodGroup, PodTemplate, kind_of
 from batchq.api.resources import GPU, parse_quantity
 from batchq.api.times import parse_duration
+from batchq.api.views import Applied
 from batchq.client.changes.object_writes import name_hint
 from batchq.client.request import (
     Request,
@@ -27,7 +29,7 @@ from batchq.client.request import (
     name_of,
     program_of,
 )
-from batchq.errors import BatchqError, InvalidInput, NotFound, UsageError
+from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, UsageError
 from batchq.ports import Reader
 
 
@@ -275,6 +277,9 @@ _MOST_TEXT = validation.MOST_COMMAND_BYTES // 8
 _MOST_VARIABLES = 64
 _MOST_DEPENDENCIES = 64
 
+#: A function starts where the caller is, and a virtual environment may be relative to that.
+_OF_A_FOLDER = frozenset({"function", "env_activate"})
+
 _TEXT = {str}
 _encode = msgspec.json.Encoder().encode
 
@@ -287,11 +292,16 @@ def requested(
     Raises InvalidInput for another type or a wrong field, UsageError if the fields repeat the first
     argument.
     """
+    if isinstance(what, PodGroup | Request | Mapping):
+        return what
+    return read_fields(_with_first(what, fields), {})
+
+
+def _with_first(what: object, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a request with what its pods run, if that is the first argument."""
     match what:
         case None:
-            return read_fields(fields, {})
-        case PodGroup() | Request() | Mapping():
-            return what
+            return fields
         case list() | tuple():
             place = "command"
         case str():
@@ -306,7 +316,33 @@ def requested(
             )
     if place in fields:
         raise UsageError(f"{place} is given twice, once as the first argument", hint="keep one")
-    return read_fields({place: what, **fields}, {})
+    return {place: what, **fields}
+
+
+#: How many more names are generated if one is taken.
+_NAMES = 3
+
+
+def submit_one(
+    what: PodGroup | Mapping[str, object] | Request,
+    group_of: Callable[[Request], PodGroup],
+    submit: Callable[[Sequence[PodGroup | Mapping[str, object]]], Sequence[Applied]],
+) -> PodGroup:
+    """Submit what `requested` has returned, under another generated name if one is taken; return
+    the group as stored.
+    """
+    is_named = not isinstance(what, Request) or bool(what.name)
+    for tries_left in range(0 if is_named else _NAMES, -1, -1):
+        new = group_of(what) if isinstance(what, Request) else what
+        try:
+            [applied] = submit([new])
+            break
+        except Conflict:
+            # Of 10,000 groups of one program, each generated name is taken once in 6,000 times.
+            if not tries_left:
+                raise
+    assert isinstance(applied.object, PodGroup)
+    return applied.object
 
 
 class Draft(Struct, frozen=True):
@@ -335,6 +371,7 @@ class Drafts:
     def __init__(self, defaults: Mapping[str, Any]) -> None:
         """Raises InvalidInput for invalid defaults."""
         self._defaults = _set_fields(read_fields(defaults, {}))
+        self._is_of_a_folder = not _OF_A_FOLDER.isdisjoint(self._defaults)
         self._prototypes: dict[bytes, _Prototype] = {}
 
     def draft(self, what: Submitted, suffix: str) -> Draft:
@@ -342,27 +379,31 @@ class Drafts:
 
         Raises InvalidInput, UsageError.
         """
+        if what is None:
+            raise UsageError(
+                "there is nothing to run", hint="give a command, a function or a group"
+            )
+        if isinstance(what, Mapping) and not ("apiVersion" in what or "kind" in what):
+            return self._of_fields(what, suffix)
+        return self.draft_of(what, {}, suffix)
+
+    def draft_of(self, what: Submitted, fields: Mapping[str, Any], suffix: str) -> Draft:
+        """As `draft` for the arguments of `Client.submit`.
+
+        Raises InvalidInput, UsageError.
+        """
         match what:
-            case Request():
-                return self._of_request(what, suffix)
-            case Mapping() if "apiVersion" in what or "kind" in what:
-                return self._of_manifest(what)
-            case Mapping():
-                return self._of_fields(what, suffix)
             case PodGroup():
                 return _checked(what)
-            case list() | tuple():
-                return self._of_fields({"command": what}, suffix)
-            case str():
-                return self._of_fields({"function": what}, suffix)
-            case _ if callable(what):
-                return self._of_fields({"function": what}, suffix)
-        requested(what, {})
-        raise UsageError("there is nothing to run", hint="give a command, a function or a group")
+            case Request():
+                return self._of_request(what, suffix)
+            case Mapping():
+                return self._of_manifest(what)
+        return self._of_fields(_with_first(what, fields), suffix)
 
     def _of_fields(self, data: Mapping[str, Any], suffix: str) -> Draft:
         data = _as_plain(data)
-        shape = _shape(data, "fields")
+        shape = _shape(data, "fields", is_of_a_folder=self._is_of_a_folder)
         draft = self._derive(shape, data, suffix)
         if draft is not None:
             return draft
@@ -431,8 +472,12 @@ def _as_plain(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return data
 
 
-def _shape(data: Mapping[str, Any], sort: str) -> bytes:
-    """Return what the requests of one prototype have in common; empty if it cannot be encoded."""
+def _shape(data: Mapping[str, Any], sort: str, *, is_of_a_folder: bool = False) -> bytes:
+    """Return what the requests of one prototype have in common; empty if it cannot be encoded.
+
+    `is_of_a_folder`: even without its own fields, a request depends on the present folder.
+    """
+    is_of_a_folder = is_of_a_folder or not _OF_A_FOLDER.isdisjoint(data)
     own, rest = 0, {}
     for name, value in data.items():
         bit = _VARYING.get(name)
@@ -441,8 +486,9 @@ def _shape(data: Mapping[str, Any], sort: str) -> bytes:
         elif value is not None:
             own |= bit
     try:
-        return _encode((sort, own, rest))
-    except (TypeError, ValueError, RecursionError):
+        folder = str(Path.cwd()) if is_of_a_folder else ""
+        return _encode((sort, own, rest, folder))
+    except (TypeError, ValueError, RecursionError, FileNotFoundError):
         # A function, a path, or an unknown type: the full check handles it.
         return b""
 

@@ -6,7 +6,7 @@ A request is planned against the stored objects and against the other objects of
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -26,6 +26,7 @@ from batchq.api.objects import (
 from batchq.api.transaction import Ledger, Limit, Refusal, Transaction, Word
 from batchq.api.views import Applied, Effect
 from batchq.client.changes import (
+    NewGroups,
     apply,
     create,
     delete,
@@ -38,7 +39,8 @@ from batchq.client.changes import (
 )
 from batchq.client.changes.object_writes import find, title, too_many_groups
 from batchq.client.connection import refuse_live_nodes
-from batchq.client.request import Act, Objects, Permit, class_of, decoded
+from batchq.client.request import Act, Objects, Permit, Submitted, class_of, decoded
+from batchq.client.request_fields import Drafts
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.ports import Reader
 from batchq.store.rules import THE_LEDGER
@@ -305,6 +307,39 @@ class RequestWriter:
         self._new_uid = new_uid
         self._user = user
         self._queues = queues or RecentQueues()
+        self._drafts = Drafts({})
+        self._arrivals = NewGroups(store)
+        self._read: Sequence[Object] | None = None
+
+    def submit_likely(self, what: Submitted, fields: Mapping[str, Any]) -> PodGroup | None:
+        """Submit one group, of which only what differs from a former one is checked, and return it
+        as stored.
+
+        Nothing but queues is read. None if the group cannot be accepted so; nothing is written
+        then, and planning it on the stored state tells why. See `Client.submit`.
+        """
+        uid = self._new_uid()
+        try:
+            group = self._drafts.draft_of(what, fields, uid[-5:]).group
+            if group.spec.depends_on or group.spec.priority_class_name:
+                return None
+            queues = self._queues.read(self._store)
+            if queues is not self._read:
+                self._read = queues
+                self._arrivals.take_queues(queues)
+            transaction = self._arrivals.submission(
+                group, now_ms=self._store.now_ms(), uid=uid, by=self._user()
+            )
+        except StoreUnavailable:
+            raise
+        except BatchqError:
+            return None
+        commit = self._store.commit([transaction], request_id=self._new_uid())
+        if commit.refused:
+            return None
+        stored = transaction.writes[0].value
+        assert isinstance(stored, PodGroup)
+        return stored
 
     def write(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,3 +127,20 @@ def test_the_number_of_prototypes_is_bounded() -> None:
     assert 0 < len(drafts._prototypes) <= 256
     draft = drafts.draft(a_line("y", labels={"n": "7"}), "00000")
     assert draft.group.metadata.labels == {"n": "7"}
+
+
+def test_each_draft_of_a_function_starts_in_the_folder_of_its_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_default, by_field = Drafts({"function": "os.path:join"}), Drafts({})
+    folders = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        drafts = (
+            by_default.draft({"args": ["a"]}, "abcde"),
+            by_field.draft({"function": "os.path:join"}, "abcde"),
+        )
+        folders += [one.group.spec.tasks[0].template.working_dir for one in drafts]
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    assert folders == [one, one, two, two]

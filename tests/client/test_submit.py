@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,6 @@ import redis
 
 from batchq.api.objects import Container, Object, PodGroup
 from batchq.client import Client, Request
-from batchq.client.request import group_of
 from batchq.client.requests import RecentQueues
 from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, Rejected, UsageError
 from batchq.store.redis import RedisStore
@@ -158,13 +158,47 @@ def test_a_generated_name_that_is_taken_is_replaced_by_another(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.client.submit(command=["true"], name="true-aaaaa")
-    suffixes = iter(["aaaaa", "bbbbb"])
-
-    def generate(request: Request, *, suffix: str) -> PodGroup:
-        return group_of(request, suffix=next(suffixes, suffix))
-
-    monkeypatch.setattr("batchq.client.group_of", generate)
+    names = iter(["true-aaaaa", "true-aaaaa", "true-bbbbb"])
+    monkeypatch.setattr("batchq.client.request.default_name", lambda _program, _suffix: next(names))
     assert stage.client.submit(command=["true"]).metadata.name == "true-bbbbb"
+
+
+def test_a_second_group_like_the_first_is_stored_as_it_would_have_been_alone(stage: Stage) -> None:
+    fields: dict[str, Any] = {"cpus": 2, "env": {"A": "1"}, "labels": {"a": "b"}, "walltime": "2h"}
+    stage.client.submit(command=["true"], name="first", **fields)
+    second = stage.client.submit(["false", "1"], name="second", **fields)
+    planned = stage.client.submit(["false", "1"], name="other", dry_run=True, **fields)
+    assert second.spec == planned.spec
+    assert second.metadata.labels == planned.metadata.labels
+    assert second.status.submitted_by == planned.status.submitted_by
+    [stored] = [one for one in stage.client.list("PodGroup") if one.metadata.name == "second"]
+    assert isinstance(stored, PodGroup)
+    assert (stored.spec, stored.status) == (second.spec, second.status)
+    assert stored.metadata.uid == second.metadata.uid
+
+
+def test_a_function_starts_in_the_folder_of_each_submission(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        group = stage.client.submit("os.path:join", args=["a"])
+        folders.append(group.spec.tasks[0].template.working_dir)
+    assert folders == [str(tmp_path / "one"), str(tmp_path / "two")]
+
+
+def test_a_queue_made_by_another_client_takes_groups_at_once(stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="first")
+    with Client(stage.store.url) as other:
+        other.apply([a_queue("late")])
+    assert stage.client.submit(command=["true"], queue="late").spec.queue == "late"
+
+
+def test_the_fields_of_a_manifest_are_no_keywords(stage: Stage) -> None:
+    with pytest.raises(InvalidInput, match="apiVersion: there is no such field"):
+        stage.client.submit(apiVersion="batchq.io/v1alpha1", kind="PodGroup", metadata={}, spec={})
 
 
 @pytest.fixture

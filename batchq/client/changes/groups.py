@@ -579,6 +579,11 @@ class NewGroups:
         self._accepted.clear()
         self._rivals.clear()
 
+    def take_queues(self, queues: Sequence[Object]) -> None:
+        """Forget what was read, and take these as all queues."""
+        self.forget()
+        self._lists["Queue", ""] = queues
+
     # --- groups that others depend on ---------------------------------------------------------
 
     def note(self, group: PodGroup) -> None:

@@ -321,6 +321,9 @@ def _check_impersonation(shared: Globals) -> None:
             "to act in the name of a user takes both the user and a reason",
             hint="as in `batchq --as alice --because 'her laptop is lost' cancel train`",
         )
+    name = shared.impersonated
+    if not (name.isascii() and name.isprintable() and " " not in name):
+        raise UsageError(f"--as: expected the name of a user, found {name[:80]!r}")
     if shared.api() is None:
         raise UsageError(
             "--as acts over the HTTP API, and this command uses the Redis server",

@@ -116,6 +116,8 @@ def test_commands_act_in_the_name_of_a_user_over_the_api(
         (("--as", "alice"), "takes both the user and a reason"),
         (("--because", "ticket 7"), "takes both the user and a reason"),
         (("--as", "alice", "--because", " "), "takes both the user and a reason"),
+        (("--as", "a\nb", "--because", "x"), r"expected the name of a user, found 'a\nb'"),
+        (("--as", "m☃", "--because", "x"), "expected the name of a user, found 'm☃'"),
         (("--as", "alice", "--because", "ticket 7"), "--as acts over the HTTP API"),
     ],
 )

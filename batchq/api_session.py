@@ -353,9 +353,6 @@ def sealed(token: str) -> str:
     return base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
 
 
-# --- the file ---------------------------------------------------------------------------------
-
-
 def write_credentials(home: Home, credentials: ApiCredentials) -> Path:
     """Store credentials in a file that only this user may read; return its path.
 

@@ -83,9 +83,6 @@ def _by_queue(session: Session) -> dict[str, list[GroupState]]:
     return queues
 
 
-# --- Gangs ----------------------------------------------------------------------------------
-
-
 def _place_gangs(
     session: Session, waiting: dict[str, list[GroupState]], extras: dict[str, _Extras]
 ) -> None:
@@ -168,9 +165,6 @@ def _has_waited_long(session: Session, group: GroupState) -> bool:
     if group.phase != PodGroupPhase.IN_QUEUE or since is None:
         return False
     return session.now_ms - since > half
-
-
-# --- Pods beyond minMember ------------------------------------------------------------------
 
 
 class _Extras:
@@ -296,9 +290,6 @@ def _node_for_next(
 
 def _refused(reason: Waiting, detail: str) -> Verdict:
     return Verdict(plugin=Allocate.name, reason=reason, detail=detail)
-
-
-# --- Why pods have no node ------------------------------------------------------------------
 
 
 def _keep_refusals(session: Session, extras: Iterable[_Extras]) -> None:

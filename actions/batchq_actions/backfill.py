@@ -488,9 +488,6 @@ def _booked_beside(
     return booked
 
 
-# --- More pods of groups that run -----------------------------------------------------------------
-
-
 def _growing(session: Session, line: _BackfillLine) -> list[GroupState]:
     """Return running elastic groups whose next pods would pass the head."""
     groups = [

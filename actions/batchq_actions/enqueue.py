@@ -109,9 +109,6 @@ class Enqueue:
             note_first_waiting(session)
 
 
-# --- Groups that have reserved, and groups that run -----------------------------------------------
-
-
 def _admit_reserved(session: Session, growing: GrowingGroups) -> None:
     """Try preemptors whose victims have ended, and groups whose checks have passed meanwhile."""
     groups = [group for group in session.busy() if _may_start_now(session, group)]
@@ -161,9 +158,6 @@ def _never_fits(
     return any(verdict.is_larger_than_limit for verdict in over) or (
         bool(over) and exceeds_ready_beside_siblings(session, group, shape.requests)
     )
-
-
-# --- Groups in line -------------------------------------------------------------------------------
 
 
 def _serve_queues(
@@ -223,9 +217,6 @@ def _is_out_of_line(session: Session, group: GroupState) -> bool:
 
 def _is_strict_queue(session: Session, name: str) -> bool:
     return session.queues[name].record.spec.strategy.type != "BestEffortFIFO"
-
-
-# --- One group ------------------------------------------------------------------------------------
 
 
 def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
@@ -362,9 +353,6 @@ def _cannot_be_placed(session: Session, group: GroupState) -> bool:
     session.pending.ineligible.pop(group.uid, None)
     session.refuse(group, blockers(session, group))
     return True
-
-
-# --- Groups behind a head -------------------------------------------------------------------------
 
 
 def _stop_at(

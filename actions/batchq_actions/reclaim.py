@@ -151,9 +151,6 @@ def _keepers(session: Session, queues: list[str]) -> list[str]:
     ]
 
 
-# --- Pods beyond minMember ------------------------------------------------------------------------
-
-
 def _serve_extras(session: Session, group: GroupState) -> None:
     """Evict for as many pods of a group as the rule allows, in one decision.
 

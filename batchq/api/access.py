@@ -348,8 +348,6 @@ def _missing(identity: Identity, rule: AccessRule, target: Target, what: str) ->
     return f"user {identity.user} may not {what}: it takes {needed}{owners}"
 
 
-# --- as people write them -------------------------------------------------------------------
-
 _SUBJECT = re.compile(r"(user|group):[A-Za-z0-9_][A-Za-z0-9._@:+-]{0,127}")
 
 

@@ -168,8 +168,6 @@ def _signature_of(key: bytes, request: ExecRequest) -> str:
     return hmac.new(key, text, hashlib.sha256).hexdigest()
 
 
-# --- names ------------------------------------------------------------------------------------
-
 _ID_LENGTH = 32
 _DIGEST_LENGTH = 16
 _HEX = frozenset("0123456789abcdef")
@@ -194,9 +192,6 @@ def is_session(text: str) -> bool:
 
 def _digest_of(user: str) -> str:
     return hashlib.sha256(user.encode(errors="replace")).hexdigest()[:_DIGEST_LENGTH]
-
-
-# --- the window -------------------------------------------------------------------------------
 
 
 class SendWindow:

@@ -98,9 +98,6 @@ def has_status(data: object) -> bool:
     return isinstance(data, Mapping) and bool(data.get("status"))
 
 
-# --- the parts of an object -----------------------------------------------------------------
-
-
 def _decode(data: object) -> Object:
     manifest = mapping_at(data, ())
     kind = _kind(manifest)
@@ -192,9 +189,6 @@ def _check_entries(written: Mapping[str, object], path: Path) -> Iterator[Entry]
         yield name, check_status(value) if name == "status" else value, place
 
 
-# --- templates: flat, or with metadata and spec inside ---------------------------------------
-
-
 def _template_entries(written: Mapping[str, object], path: Path) -> Iterator[Entry]:
     """Yield the fields of a template, in either form.
 
@@ -245,9 +239,6 @@ def _place_by_name(group: str, name: str, path: Path) -> Iterable[Entry]:
     if name.startswith(f"{group}-") and dash and index.isdecimal() and len(index) <= 9:
         yield "task", task, (*path, "task")
         yield "index", int(index), (*path, "index")
-
-
-# --- names ----------------------------------------------------------------------------------
 
 
 def check_names(obj: Object) -> None:
@@ -347,9 +338,6 @@ def _gates(gates: Iterable[SchedulingGate], path: Path) -> Iterator[_Named]:
 def _keys(table: Mapping[str, str], path: Path) -> Iterator[_Named]:
     for key in table:
         yield (*path, key), key, names.qualified_problem
-
-
-# --- messages -------------------------------------------------------------------------------
 
 
 def _title(obj: Object) -> str:

@@ -91,9 +91,6 @@ def mapping_at(data: object, path: Path) -> Mapping[str, object]:
     return data
 
 
-# --- reading --------------------------------------------------------------------------------
-
-
 def read(kind: type[S], data: object, path: Path = (), *, unfold: Mapping[type, Unfold] = {}) -> S:
     """Return the struct `kind` that `data` describes.
 
@@ -336,9 +333,6 @@ def _verdict_entries(written: Mapping[str, object], path: Path) -> Iterator[Entr
             except ValueError as error:
                 raise Malformed(place, str(error)) from None
         yield name, value, place
-
-
-# --- writing --------------------------------------------------------------------------------
 
 
 def write(value: Struct, *, always: frozenset[str] = frozenset()) -> dict[str, object]:

@@ -68,9 +68,6 @@ class Condition(Value, frozen=True):
     last_transition_time: Instant = 0
 
 
-# --- Queue ----------------------------------------------------------------------------------
-
-
 class Strategy(Value, frozen=True):
     type: Literal["BestEffortFIFO", "StrictFIFO", "Backfill"] = "BestEffortFIFO"
     order: Literal["fcfs", "shortest"] = "fcfs"
@@ -101,9 +98,6 @@ class QueueSpec(Value, frozen=True):
 class Queue(Value, frozen=True):
     metadata: Metadata
     spec: QueueSpec = QueueSpec()
-
-
-# --- ResourceQuota, PriorityClass, AdmissionCheck -------------------------------------------
 
 
 class ResourceQuotaSpec(Value, frozen=True):
@@ -151,9 +145,6 @@ class AdmissionCheck(Value, frozen=True):
     status: AdmissionCheckStatus = AdmissionCheckStatus()
 
 
-# --- Node -----------------------------------------------------------------------------------
-
-
 class Taint(Value, frozen=True):
     key: str
     value: str = ""
@@ -178,9 +169,6 @@ class Node(Value, frozen=True):
     metadata: Metadata
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
-
-
-# --- PodGroup -------------------------------------------------------------------------------
 
 
 class SchedulingGate(Value, frozen=True):
@@ -490,9 +478,6 @@ class PodGroup(Value, frozen=True):
     status: PodGroupStatus = PodGroupStatus()
 
 
-# --- Pod ------------------------------------------------------------------------------------
-
-
 class PodSpec(Value, frozen=True):
     """A pod's place in its group; the group's template states what it runs."""
 
@@ -676,8 +661,6 @@ class Unreadable(Struct, frozen=True, kw_only=True):
         options_end = "-- " if self.key.startswith("-") else ""
         return f"batchq delete {self.kind.lower()} {options_end}{shlex.quote(self.key)}"
 
-
-# --- consumer leases ------------------------------------------------------------------------
 
 #: The grace of work without a terminationGrace.
 USUAL_GRACE_MS = 30 * times.SECOND

@@ -269,7 +269,6 @@ def only_groups(hard: Amounts) -> Amounts:
     return {name: units for name, units in hard.items() if name == POD_GROUPS}
 
 
-# --- epochs and attempts --------------------------------------------------------------------
 #
 # Epochs and attempts are numbers that fence. A server that lost its last writes, or was restored
 # from an older file, would give the same numbers out again, and a process that still holds a lost

@@ -155,9 +155,6 @@ def disorder_of(group: PodGroup) -> str:
     return ""
 
 
-# --- bounds ---------------------------------------------------------------------------------
-
-
 def _problems(obj: Object, described: bool) -> Iterator[str]:
     yield from _metadata_problems(obj)
     match obj:

@@ -133,9 +133,6 @@ def has_input() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISREG(mode)
 
 
-# --- the group ------------------------------------------------------------------------------
-
-
 def _held(client: Client, command: Sequence[str], options: Mapping[str, Any]) -> PodGroup:
     """Submit a group that is named after the command, and whose pods hold their places."""
     _check_pods(options["replicas"] or 1, pty=bool(options.get("pty")))
@@ -236,9 +233,6 @@ def _is_lost(pod: Pod, attempt: int) -> bool:
     )
 
 
-# --- the conversation -----------------------------------------------------------------------
-
-
 class _Outcome(NamedTuple):
     """The exit code of the commands, None if one has none; and whether the user has cancelled."""
 
@@ -316,9 +310,6 @@ def _begun(
     session = client.commands.start(pod, command)
     label = f"Pod {pod.metadata.namespace}/{pod.metadata.name}"
     return conversation.join(session, label, prefix=prefix)
-
-
-# --- batchq alloc ---------------------------------------------------------------------------
 
 
 @click.command(
@@ -468,9 +459,6 @@ class _Child:
     def is_running(self) -> bool:
         """Whether it was started and has not ended."""
         return bool(self._pid) and not self.has_ended()
-
-
-# --- MPI ------------------------------------------------------------------------------------
 
 
 def allocation_variables(key: str, pods: Sequence[Pod]) -> dict[str, str]:

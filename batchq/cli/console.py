@@ -112,8 +112,6 @@ class Speaker:
                     self._session.send("ack", b"%d" % self._written)
         self._session.close()
 
-    # --- the threads --------------------------------------------------------------------------
-
     def _receive(self) -> None:
         try:
             while not self._is_closing:
@@ -250,8 +248,6 @@ class Conversation:
         for speaker in self.speakers:
             speaker.send(kind, data)
 
-    # --- input --------------------------------------------------------------------------------
-
     def _takes_input(self) -> bool:
         listening = [one for one in self.speakers if not one.is_over]
         return (
@@ -271,8 +267,6 @@ class Conversation:
         else:
             self._reads_input = False
             self.send("eof")
-
-    # --- signals and the terminal -------------------------------------------------------------
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         match number:

@@ -65,9 +65,6 @@ _MOST_AHEAD = 5
 _MOST_IN_LINE = 10
 
 
-# --- a group --------------------------------------------------------------------------------
-
-
 def show_group(client: Client, group: PodGroup, why: Why) -> None:
     """Print its state, its tasks, why it waits, its pods and its conditions."""
     show_fields(_group_fields(group, why.view, client.now_ms()))
@@ -279,9 +276,6 @@ def _priority(value: int, name: str) -> str:
     return f"{value} ({name})" if name else str(value)
 
 
-# --- a node, a pod, and the rest ------------------------------------------------------------
-
-
 def show_node(client: Client, node: Node) -> None:
     """Print its state, capacity and usage, and its pods."""
     name = node.metadata.name
@@ -474,8 +468,6 @@ def _data(
     ]
     return data
 
-
-# --- events ---------------------------------------------------------------------------------
 
 _MOST_EVENTS = 100
 _EVENT_COLUMNS: Columns[Event] = {

@@ -107,9 +107,6 @@ def _whole_seconds(at: int) -> int:
     return -(-at // SECOND) * SECOND
 
 
-# --- -o json ------------------------------------------------------------------------------------
-
-
 class OthersRow(Row, frozen=True):
     """Other groups: their number, and the names of the first in the reader's namespace."""
 

@@ -111,9 +111,6 @@ def _group_row(group: GroupPlan) -> _GroupPlanRow:
     return _GroupPlanRow.of(group, name=name, namespace=namespace)
 
 
-# --- a group ----------------------------------------------------------------------------------
-
-
 def _show_group(plan: Plan, group: GroupPlan) -> None:
     show_fields(
         [
@@ -221,9 +218,6 @@ def _earliest(plan: Plan, group: GroupPlan) -> str:
 def _few(names: Sequence[str], most: int) -> list[str]:
     more = len(names) - most
     return [*names[:most], *([f"and {more} more"] if more > 0 else [])]
-
-
-# --- others -----------------------------------------------------------------------------------
 
 
 def _victims(evicted: Sequence[Eviction]) -> list[tuple[str, ...]]:

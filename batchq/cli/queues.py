@@ -136,9 +136,6 @@ def _computed(view: QueueView) -> dict[str, object]:
     }
 
 
-# --- fields -----------------------------------------------------------------------------------
-
-
 def _fields(view: QueueView) -> list[tuple[str, str]]:
     spec = view.queue.spec
     labels = sorted(view.queue.metadata.labels.items())
@@ -200,9 +197,6 @@ def _gives_back(queue: Queue) -> str:
 
 def _groups(count: int, more: str) -> str:
     return counted(count, "group") + (f", {more}" if count and more else "")
-
-
-# --- sections ---------------------------------------------------------------------------------
 
 
 def _resources(page: QueuePage) -> list[tuple[str, ...]]:
@@ -312,9 +306,6 @@ def _victims_in_order(those: Sequence[FirstToGo], now_ms: int) -> list[tuple[str
     ]
     more = len(those) - _MOST_NAMED
     return [*rows, ("", f"and {more} more", *[""] * 5)] if more > 0 else rows
-
-
-# --- amounts ----------------------------------------------------------------------------------
 
 
 def _unlimited(amounts: Amounts) -> list[str]:

@@ -282,9 +282,6 @@ _PODS_QUOTED = 6
 _SIGNALLED = 128
 
 
-# --- the end --------------------------------------------------------------------------------
-
-
 class PodOutput(Struct, frozen=True, kw_only=True):
     """A pod's last lines; `count` is the number of all its lines."""
 

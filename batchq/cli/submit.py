@@ -403,8 +403,6 @@ class _Run:
         #: The place among the requests of the last printed line.
         self._place = -1
 
-    # --- check --------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Read all lines and raise their errors; with --keep-going, only count the lines."""
         self._total = self._lines.count()
@@ -427,8 +425,6 @@ class _Run:
                 "wrong",
                 "nothing was submitted; correct the lines, or submit the others with --keep-going",
             )
-
-    # --- submit -------------------------------------------------------------------------------
 
     def submit(self) -> None:
         """Submit the lines, print the outcome of each, and raise if one was refused."""
@@ -516,8 +512,6 @@ class _Run:
         if self._options["skip_existing"]:
             return "run it again"
         return "run it again with --skip-existing, which keeps existing groups with names"
-
-    # --- output -------------------------------------------------------------------------------
 
     def _show_accepted(self, line: FileLine, outcome: Accepted) -> None:
         word = "unchanged" if outcome.effect is Effect.UNCHANGED else "submitted"
@@ -651,9 +645,6 @@ def _stoppable(submission: Submission) -> Iterator[Event]:
         signal.signal(signal.SIGINT, before)
 
 
-# --- the options ----------------------------------------------------------------------------------
-
-
 def _check(command: tuple[str, ...], options: Mapping[str, Any]) -> None:
     """Raise UsageError for options that do not apply to many groups."""
     for name, option in _OF_ONE.items():
@@ -692,9 +683,6 @@ def _defaults(
 
 
 _TYPED = click.core.ParameterSource.COMMANDLINE
-
-
-# --- waiting --------------------------------------------------------------------------------------
 
 
 def _wait_for_all(client: Client, keys: Sequence[str], timeout_s: float | None) -> int:

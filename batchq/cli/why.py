@@ -266,9 +266,6 @@ def _period_row(period: Period, now_ms: int) -> tuple[str, ...]:
     return format_instant(period.at), lasts, str(period.phase), reasons, period.note
 
 
-# --- -o json ------------------------------------------------------------------------------------
-
-
 class _ReasonWithNumbers(Row, frozen=True):
     """A reason for waiting; the numbers are quantities of the resource."""
 

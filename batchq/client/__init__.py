@@ -146,8 +146,6 @@ class Client:
         """Return the server's time."""
         return self._store.now_ms()
 
-    # --- parts of the interface with an object of their own ---------------------------------
-
     @cached_property
     def user(self) -> str:
         """The name under which the server records this client's requests: the server's user, or
@@ -184,8 +182,6 @@ class Client:
         from batchq.client.pod_commands import PodCommands
 
         return PodCommands(self._store, self._writer.change, lambda: self.user)
-
-    # --- submitting and changing ------------------------------------------------------------
 
     def submit(
         self,
@@ -363,8 +359,6 @@ class Client:
     def open_gate(self, group: str, gate: str, *, namespace: str = DEFAULT) -> bool:
         """Open a gate, as `gates.open` does."""
         return self.gates.open(group, gate, namespace=namespace)
-
-    # --- reading ----------------------------------------------------------------------------
 
     def get(self, kind: str, name: str, *, namespace: str = DEFAULT) -> Object:
         """Return one object. A pod is found by its name or by its uid.
@@ -696,8 +690,6 @@ class Client:
 
         return schedulers(self._store)
 
-    # --- nodes, queues and quotas -----------------------------------------------------------
-
     def nodes(self) -> Sequence[Node]:
         """Return all nodes by name; `status.heartbeat` is the time of the last heartbeat."""
         from batchq.client.connection import nodes_with_heartbeats
@@ -761,8 +753,6 @@ class Client:
         Raises InvalidInput.
         """
         return self._act("set_quota", namespace, hard=amounts_of(hard), uid=self._ids.new_uid())
-
-    # --- writing: what a client over another connection replaces --------------------------------
 
     def _write(
         self,

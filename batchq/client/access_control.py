@@ -171,8 +171,6 @@ class AccessControl:
         """Record that a token is used now. Raises StoreUnavailable."""
         records.write_last_use(self._link, token, self._store.now_ms())
 
-    # --- tokens -------------------------------------------------------------------------------
-
     def create_token(
         self,
         owner: str,
@@ -321,8 +319,6 @@ class AccessControl:
         records.write_access(self._link, audit, [change], of_bindings=False)
         return revoked
 
-    # --- users of the server for nodes --------------------------------------------------------
-
     def invite_node(
         self,
         node: str,
@@ -395,8 +391,6 @@ class AccessControl:
         records.write_access(self._link, audit, changes, of_bindings=False)
         return len(changes)
 
-    # --- bindings -----------------------------------------------------------------------------
-
     def grant(self, binding: Binding, actor: Actor, *, because: str = "") -> bool:
         """Give a role. Return False if it was given already. Raises StoreUnavailable, Conflict."""
         if binding.key in self.state().bindings:
@@ -420,8 +414,6 @@ class AccessControl:
         audit = _audit(actor, now_ms, "delete", "bindings", str(binding), because)
         change = FieldChange(field=binding.key, before=record, after=None)
         records.write_access(self._link, audit, [change], of_bindings=True)
-
-    # --- the audit trail ----------------------------------------------------------------------
 
     def record(
         self,

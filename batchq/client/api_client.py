@@ -217,8 +217,6 @@ class ApiClient(Client):
     def user(self) -> str:
         return str(self._get("/v1/me")["user"])
 
-    # --- requests -----------------------------------------------------------------------------
-
     def _get(self, path: str, *, answer: Any = Any, **query: object) -> Any:
         """Return what a path answers; parameters that are empty are left out."""
         asked = _with(path, query)
@@ -244,8 +242,6 @@ class ApiClient(Client):
     def _status(self) -> _ServerStatus:
         found: _ServerStatus = self._get("/v1/views/status", answer=_ServerStatus)
         return found
-
-    # --- submitting and changing --------------------------------------------------------------
 
     def submit_many(
         self,
@@ -337,8 +333,6 @@ class ApiClient(Client):
         done = self._post(asked, {"reason": reason} if reason else None)
         return bool(done.get("changed", True))
 
-    # --- objects ------------------------------------------------------------------------------
-
     def get(self, kind: str, name: str, *, namespace: str = DEFAULT) -> Object:
         path = f"/v1/{_path_of(kind)}/{quote(name, safe='')}"
         if kind in NAMESPACED:
@@ -411,8 +405,6 @@ class ApiClient(Client):
         )
         return found
 
-    # --- views --------------------------------------------------------------------------------
-
     def overview(self) -> Overview:
         self._overview = ApiOverview(self._get)
         # The same methods, as far as commands over the API call them.
@@ -470,8 +462,6 @@ class ApiClient(Client):
     def checks(self) -> Checks:
         # The same methods, as far as commands over the API call them.
         return cast("Checks", ApiChecks(self))
-
-    # --- waiting ------------------------------------------------------------------------------
 
     def wait_state(
         self, group: str, *, for_: Goal = "finished", namespace: str = DEFAULT

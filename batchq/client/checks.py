@@ -87,8 +87,6 @@ class Checks:
         self._change = change
         self._tell = tell
 
-    # --- reading ----------------------------------------------------------------------------
-
     def list(self, group: str, *, namespace: str = DEFAULT) -> Sequence[CheckState]:
         """Return the state of each check of a group. Raises NotFound."""
         return find(self._store, PodGroup, key_named(group, namespace)).status.checks
@@ -145,8 +143,6 @@ class Checks:
             queues=tuple(sorted(asking)),
             views=tuple(view for view in self.views() if view.state.name == name),
         )
-
-    # --- answering --------------------------------------------------------------------------
 
     def set(
         self,
@@ -209,8 +205,6 @@ class Checks:
             holder=holder or _this_process(),
             lease_ms=round(lease_s * 1000),
         )
-
-    # --- parts ------------------------------------------------------------------------------
 
     def _only_check(self, key: str) -> str:
         group = find(self._store, PodGroup, key)
@@ -455,8 +449,6 @@ class CheckWatch:
             if found or left_s <= 0 or self._stopped.is_set():
                 return found
             wait_s = min(_LOOK_S, left_s)
-
-    # --- parts ------------------------------------------------------------------------------
 
     def _look(self, wait_s: float) -> None:
         for change in self._watch.poll(round(wait_s * 1000)):

@@ -191,8 +191,6 @@ class External:
             )
         )
 
-    # --- parts ------------------------------------------------------------------------------
-
     def _claimable(self, wait_s: float, queue: str, namespace: str) -> list[PodGroup]:
         if self._groups is None:
             self._groups = ClaimableGroups(self._store)
@@ -350,8 +348,6 @@ class Claim:
         Raises Conflict if the claim is over, StoreUnavailable.
         """
         self.report("evicted", message=message)
-
-    # --- parts ------------------------------------------------------------------------------
 
     def _renew_on(self) -> None:
         """Renew until the claim has ended; the body of the thread."""
@@ -602,8 +598,6 @@ class Consumer:
             elif phase != "running":
                 self._drop(key)
         return [Refused(held=latest[key][0], error=error) for key, error in errors.items()]
-
-    # --- parts ------------------------------------------------------------------------------
 
     def _claimed(
         self, known: _Copies, key: str, reported: consumer_leases.AtOnce, now_ms: int

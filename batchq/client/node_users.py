@@ -124,9 +124,6 @@ class NodeRegistrar:
         return answer
 
 
-# --- the agent --------------------------------------------------------------------------------
-
-
 class NodeCredentials(Struct, frozen=True, kw_only=True, rename="camel"):
     """What an agent keeps: the join token's id, its password, and, once it has joined, its user and
     the server's URL.

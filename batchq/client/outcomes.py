@@ -284,9 +284,6 @@ def agents_to_upgrade(session: Session, shape: TaskShape) -> list[str]:
     return found
 
 
-# --- one group --------------------------------------------------------------------------------
-
-
 def _starts(group: GroupState) -> bool:
     """Return whether it can run: its gang has nodes, or it is external and admitted."""
     if not is_admitted(group):

@@ -621,9 +621,6 @@ def first_to_go(session: Session, name: str) -> list[FirstToGo]:
     ]
 
 
-# --- parts ------------------------------------------------------------------------------------
-
-
 class _Sums:
     """Counts and sums per queue; each group counts in its queue and in all queues above it."""
 

@@ -176,9 +176,6 @@ def plan_request(
     return planner.plan(wanted, keep_stop=without_policy.union(keep_stop), advise=advise)
 
 
-# --- what would help ---------------------------------------------------------------------------
-
-
 def advice_for(
     deciding: TrialScheduler, snapshot: Snapshot, session: Session, plan: GroupPlan
 ) -> Iterator[Advice]:
@@ -246,9 +243,6 @@ class _AdviceTrial:
         return _Result(group_plan(session, self._key), evicted)
 
 
-# --- held back by its author ------------------------------------------------------------------
-
-
 def _is_held(group: PodGroup) -> bool:
     spec = group.spec
     return bool(is_gated(group) or spec.suspend or spec.depends_on)
@@ -289,9 +283,6 @@ def _first_reason(result: _Result) -> str:
     return "".join(f": {one.reason}, {one.message}" for one in result.plan.blockers[:1])
 
 
-# --- more nodes -------------------------------------------------------------------------------
-
-
 def _advise_uncordoning(
     trial: _AdviceTrial, group: PodGroup, session: Session, plan: GroupPlan
 ) -> Iterator[Advice]:
@@ -316,9 +307,6 @@ def _advise_uncordoning(
 
 def _uncordoned(node: Node) -> Node:
     return structs.replace(node, spec=structs.replace(node.spec, unschedulable=False))
-
-
-# --- smaller ----------------------------------------------------------------------------------
 
 
 def _advise_smaller(
@@ -456,9 +444,6 @@ def _largest(
             most = size - 1
         size = (least + most + 1) // 2
     return found or (waiting if or_waiting else None)
-
-
-# --- another queue, a higher priority class ---------------------------------------------------
 
 
 def _is_closed(plan: GroupPlan) -> bool:

@@ -229,9 +229,6 @@ def frames_of(url: str, place: SessionPlace, after: int) -> Iterator[ExecFrame |
         channel.close()
 
 
-# --- over the HTTP API ------------------------------------------------------------------------
-
-
 class ApiPodCommands(PodCommands):
     """Commands in running pods, over the HTTP API."""
 

@@ -99,9 +99,6 @@ def _known(written: object) -> str:
     return name
 
 
-# --- one field ------------------------------------------------------------------------------------
-
-
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected text, found {shown(value)}")
@@ -536,9 +533,6 @@ def _decoded(data: Mapping[str, Any]) -> PodGroup:
         f"kind: expected PodGroup, found {kind_of(item)}",
         hint="other objects are applied: `batchq apply -f FILE`, client.apply in Python",
     )
-
-
-# --- deriving a group from a prototype ------------------------------------------------------------
 
 
 def _derive(prototype: _Prototype, data: Mapping[str, Any], suffix: str) -> Draft | None:

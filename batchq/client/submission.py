@@ -228,8 +228,6 @@ class Submission(Iterator[Outcome]):
             # The caller left the loop early and may close the connection next.
             self.close()
 
-    # --- reading ahead ------------------------------------------------------------------------
-
     def _gather(self) -> None:
         """Gather the next batch, as far as is possible without the server."""
         if self._gathered or self._all_read:
@@ -271,8 +269,6 @@ class Submission(Iterator[Outcome]):
             batch = _Batch(self._gathered, self._store.now_ms())
             self._build_wave(batch)
         return batch
-
-    # --- sending ------------------------------------------------------------------------------
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -455,8 +451,6 @@ class Submission(Iterator[Outcome]):
         with self._asking():
             found = self._store.get_many("PodGroup", [key_of(item.group) for item in items])
         return {key: item for key, item in found.items() if isinstance(item, PodGroup)}
-
-    # --- outcomes -----------------------------------------------------------------------------
 
     def _deliver(self, outcomes: Sequence[Outcome]) -> None:
         self._ready.extend(outcomes)

@@ -205,9 +205,6 @@ def _items(
         yield from _items(item, marks.parts.get(index) if marks else None, source)
 
 
-# --- JSON -----------------------------------------------------------------------------------
-
-
 def _read_json(content: str, source: str) -> object:
     def pairs(fields: list[tuple[str, object]]) -> dict[str, object]:
         found: dict[str, object] = {}
@@ -251,9 +248,6 @@ def depth_above(data: object, most: int) -> bool:
         if not level:
             return False
     return True
-
-
-# --- YAML -----------------------------------------------------------------------------------
 
 
 def _read_yaml(
@@ -456,9 +450,6 @@ def _resolved(text: str) -> object:
         if math.isfinite(number) and str(number) == text:
             return number
     return text
-
-
-# --- printing -------------------------------------------------------------------------------
 
 
 def print_documents(manifests: Sequence[Mapping[str, object]]) -> str:

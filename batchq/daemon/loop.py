@@ -100,8 +100,6 @@ class Loop:
             executors={"default": ThreadPoolExecutor(1)}, timezone=UTC, daemon=False
         )
 
-    # --- the service ------------------------------------------------------------------------
-
     @property
     def alive(self) -> bool:
         """Whether a turn runs or another will run."""
@@ -143,8 +141,6 @@ class Loop:
             self._scheduler.shutdown(wait=False)
             if finished and self._thread is not threading.current_thread():
                 self._thread.join(self._patience_s)
-
-    # --- wake-ups ----------------------------------------------------------------------------
 
     def wake(self) -> None:
         """Take a turn after a change, as soon as the interval between turns allows."""
@@ -207,8 +203,6 @@ class Loop:
             return time.monotonic() - self._ended_at
         return max(0.0, time.monotonic() - since - self.waiting_for_store_s())
 
-    # --- the session thread -----------------------------------------------------------------
-
     def _run(self) -> None:
         while self._await_turn():
             try:
@@ -267,8 +261,6 @@ class Loop:
         if self._due_in_s is None:
             return None
         return max(0.0, max(self._due_in_s, self._distance_s()) - since_last_s)
-
-    # --- the period, in a thread of APScheduler ---------------------------------------------
 
     def _end_period(self) -> None:
         """Take a turn, or report the one that runs if it hangs."""

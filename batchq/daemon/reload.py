@@ -120,8 +120,6 @@ class Reload:
         """Read the file now and report the outcome in any case; safe in a signal handler."""
         self._requests.put(None)
 
-    # --- the session thread ---------------------------------------------------------------------
-
     def take_up(self) -> Effective | None:
         """Return the new configuration from now on, if there is one; call only between sessions."""
         with self._lock:
@@ -138,8 +136,6 @@ class Reload:
             _log.warning("config.unkept", what=sentence)
         self._note(RELOADED, "; ".join([changes, *(f"note: {one}" for one in newly_unkept)]))
         return fresh
-
-    # --- the reload thread ----------------------------------------------------------------------
 
     def wait(self, most_s: float) -> bool:
         """Wait for a call of `ask`, and take all pending ones as one; return whether one came."""
@@ -202,8 +198,6 @@ class Reload:
             # A new outcome may have pushed this one out of the bounded deque meanwhile.
             with suppress(ValueError):
                 self._pending.remove(outcome)
-
-    # --- parts ----------------------------------------------------------------------------------
 
     @property
     def _source(self) -> str:

@@ -60,9 +60,6 @@ def show_me(call: ApiCall) -> ApiAnswer:
     )
 
 
-# --- tokens -----------------------------------------------------------------------------------
-
-
 class TokenRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of a request for a token."""
 
@@ -207,9 +204,6 @@ def _token_target(owner: str) -> Target:
     return Target(kind=TargetKind.TOKENS, owner=owner)
 
 
-# --- bindings ---------------------------------------------------------------------------------
-
-
 def list_bindings(call: ApiCall) -> ApiAnswer:
     """Return the bindings that the caller may see."""
     call.is_decided = True
@@ -248,9 +242,6 @@ def _may_bind(call: ApiCall, verb: Verb, binding: Binding) -> AccessDecision:
     if not decision.allowed:
         raise forbidden(decision.because)
     return decision
-
-
-# --- the audit trail --------------------------------------------------------------------------
 
 
 def read_audit(call: ApiCall) -> ApiAnswer:

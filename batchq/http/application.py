@@ -181,8 +181,6 @@ class ApiApplication:
         for delegate in self._delegates:
             delegate.close()
 
-    # --- one request --------------------------------------------------------------------------
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request: the application as ASGI knows it."""
         request = Request(scope, receive, send)
@@ -358,8 +356,6 @@ class ApiApplication:
             openapi=lambda: self._openapi,
         )
 
-    # --- in threads ---------------------------------------------------------------------------
-
     async def _in_turn(self, route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
         if route.is_login:
             # The provider may be slow, and all threads would wait for it.
@@ -419,8 +415,6 @@ class ApiApplication:
             delegate.queues = self._queues
             self._delegates.append(delegate)
         return delegate
-
-    # --- streams ------------------------------------------------------------------------------
 
     async def _stream(self, answer: StreamAnswer, identity: Identity) -> Response:
         """Return a streaming answer, once its first part is there."""

@@ -220,8 +220,6 @@ class ApiCall:
             reason=identity.reason,
         )
 
-    # --- parameters ---------------------------------------------------------------------------
-
     def text(self, name: str) -> str:
         """Return a parameter of the query; "" if it is not given."""
         return self._query.get(name, "")
@@ -261,8 +259,6 @@ class ApiCall:
             return msgspec.json.decode(self._body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise bad_request(f"the body: expected JSON, found something else: {error}") from None
-
-    # --- rights -------------------------------------------------------------------------------
 
     def renew_rights(self) -> bool:
         """Decide by the bindings of this moment from now on; return whether the caller's have

@@ -228,8 +228,6 @@ class ChangeFeed:
             events.append(ChangeEvent(type=type_, revision=revision, item=item))
         return events
 
-    # --- the thread ---------------------------------------------------------------------------
-
     def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._stopping.is_set():
             try:

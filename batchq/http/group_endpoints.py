@@ -65,9 +65,6 @@ BOOKMARK_S = 15.0
 _PAGE = 500
 
 
-# --- listing ----------------------------------------------------------------------------------
-
-
 class GroupFilter(Struct, frozen=True, kw_only=True):
     """Which groups are wanted. It looks at what the reader sees, so it reveals nothing else."""
 
@@ -184,9 +181,6 @@ def opened(text: str) -> str:
         ) from None
 
 
-# --- watching ---------------------------------------------------------------------------------
-
-
 def _watch(call: ApiCall) -> StreamAnswer:
     wanted = GroupFilter.of(call)
     return watch_stream(call, "PodGroup", lambda event: _document(call, wanted, event))
@@ -278,9 +272,6 @@ def _document(call: ApiCall, wanted: GroupFilter, event: ChangeEvent) -> dict[st
         # It may have matched before: for this watcher, it is gone.
         type_ = ChangeType.DELETED
     return {"type": str(type_), "revision": event.revision, "object": encode(shown)}
-
-
-# --- one group --------------------------------------------------------------------------------
 
 
 def submit_group(call: ApiCall) -> ApiAnswer:
@@ -485,9 +476,6 @@ def why_group(call: ApiCall) -> ApiAnswer:
     group = call.group()
     key = f"{group.metadata.namespace}/{group.metadata.name}"
     return ApiAnswer(document=call.context.why(call.client, key))
-
-
-# --- output -----------------------------------------------------------------------------------
 
 
 def group_logs(call: ApiCall) -> StreamAnswer:

@@ -57,9 +57,6 @@ MOST_REQUEST_BYTES = 8 * 1024 * 1024
 _PAGE = 500
 
 
-# --- reading ----------------------------------------------------------------------------------
-
-
 def list_objects(kind: str) -> Callable[[ApiCall], ApiAnswer | StreamAnswer]:
     """Return the endpoint that lists the objects of a kind that the caller may see, by key."""
 
@@ -212,9 +209,6 @@ class _Look:
                 item.metadata.uid: item for item in found if isinstance(item, PodGroup)
             }
         return self._groups[namespace]
-
-
-# --- changing ---------------------------------------------------------------------------------
 
 
 class ObjectKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

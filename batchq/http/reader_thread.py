@@ -66,8 +66,6 @@ class ReaderThread(Generic[T]):
         finally:
             self._stopping.set()
 
-    # --- the thread ---------------------------------------------------------------------------
-
     def _run(self) -> None:
         try:
             with self._call.context.connect() as delegate:

@@ -542,8 +542,6 @@ ROUTES: tuple[ApiRoute, ...] = (
 )  # fmt: skip
 
 
-# --- OpenAPI ----------------------------------------------------------------------------------
-
 #: A manifest, as docs/submitting.md describes it; the server checks it field by field.
 _MANIFEST: dict[str, Any] = {
     "type": "object",

@@ -46,9 +46,6 @@ MOST_EVENTS = 10_000
 _LOOK_S = 1.0
 
 
-# --- groups -----------------------------------------------------------------------------------
-
-
 def view_groups(call: ApiCall) -> ApiAnswer:
     """Return groups as `batchq jobs` shows them: all at once, or a page without positions."""
     call.require_a_role()
@@ -192,9 +189,6 @@ def view_checks(call: ApiCall) -> ApiAnswer:
     return ApiAnswer(document=msgspec.to_builtins(found))
 
 
-# --- queues and the rest ----------------------------------------------------------------------
-
-
 def view_queues(call: ApiCall) -> ApiAnswer:
     """Return the tree of queues, as `batchq queues` shows it."""
     call.require("")
@@ -299,9 +293,6 @@ class _EventSight:
             self._groups = {group.metadata.uid: group for group in groups}
             self._groups |= {key_of(group): group for group in groups}
         return self._groups
-
-
-# --- waiting ----------------------------------------------------------------------------------
 
 
 def group_outcome(call: ApiCall) -> ApiAnswer:

@@ -70,8 +70,6 @@ class CheckEnvironment:
         self._started_at = 0.0
         self._last_output = ""
 
-    # --- groups -----------------------------------------------------------------------------
-
     def submit(
         self, name: str, *, queue: str = SERVED, exit_code: int = 0, gated: bool = False
     ) -> None:
@@ -131,8 +129,6 @@ class CheckEnvironment:
         """Raise Broken if the group's work ran twice at once."""
         if "twice" in self._journal_text(name):
             raise Broken(f"the work of {name} ran twice at once")
-
-    # --- consumers --------------------------------------------------------------------------
 
     def run_consumers(self, count: int) -> None:
         """Keep this many consumers running from now on."""
@@ -196,8 +192,6 @@ class CheckEnvironment:
                 group = self.group(name)
                 if group.status.finished_at is None:
                     self.client.cancel(name)
-
-    # --- parts ------------------------------------------------------------------------------
 
     def _start(self) -> Record:
         self._started += 1

@@ -398,8 +398,6 @@ class LiveReplay:
             return f"{still_held.message}. What is left is in namespace {self._plan.name}"
         return ""
 
-    # --- before and after -------------------------------------------------------------------
-
     def _agents(self) -> dict[str, list[str]]:
         size = self._plan.trace.processors
         options = [
@@ -457,8 +455,6 @@ class LiveReplay:
             with suppress(NotFound):
                 self._client.delete(kind, name)
 
-    # --- the play ---------------------------------------------------------------------------
-
     def _play(self, agents: Sequence[Record], started: float) -> None:
         plan = self._plan
         # Jobs of one instant stay in the order of the log, as in the simulator.
@@ -505,8 +501,6 @@ class LiveReplay:
             f"Nothing has moved for {_STUCK_AFTER_S:.0f} s ({shown})",
             hint=f"`batchq jobs -n {self._plan.name}` says what the groups wait for",
         )
-
-    # --- results ----------------------------------------------------------------------------
 
     def _ending(self, began_at: int, real_s: float) -> ReplayEnding:
         groups = {group.metadata.name: group for group in self._groups()}

@@ -268,9 +268,6 @@ def _needs_more(report: NodeReport, transaction: Transaction) -> bool:
             return False
 
 
-# --- Pods -----------------------------------------------------------------------------------
-
-
 def claim(
     pod: Pod | None, node: str, report: StartClaim, *, now_ms: int, generation: int = 0
 ) -> Transaction | Superseded | None:
@@ -427,9 +424,6 @@ def _write(before: Pod, after: Pod) -> Write:
         value=after,
         fence=fence_of(before),
     )
-
-
-# --- The node itself ------------------------------------------------------------------------
 
 
 def serves(

@@ -167,9 +167,6 @@ def _settle_charge(statement: Statement, group: GroupState) -> None:
     statement.say(intents.Settle(group=group.key))
 
 
-# --- Pods -----------------------------------------------------------------------------------
-
-
 def _write_off_lost_pods(statement: Statement, group: GroupState) -> set[str]:
     lost = set()
     for uid, pod in list(group.live_pods.items()):
@@ -251,9 +248,6 @@ def _stop_overdue_pods(statement: Statement, group: GroupState) -> None:
         over_at = pod_walltime_over_at(group, pod)
         if over_at is not None and over_at <= statement.session.now_ms:
             evict(statement, group, pod, Finish.WALLTIME_EXCEEDED)
-
-
-# --- Groups ---------------------------------------------------------------------------------
 
 
 def _settle_pending(statement: Statement, group: GroupState) -> None:

@@ -438,9 +438,6 @@ class _Kept:
         return scope in stated or "" in self._queues | self._nodes | self._spaces
 
 
-# --- the audit -------------------------------------------------------------------------------
-
-
 #: Objects of a kind checked in one step.
 _AUDIT_PAGE = 500
 #: Seconds from the end of one pass to the beginning of the next.

@@ -145,8 +145,6 @@ class ExecChannel:
                 " command; send again later"
             )
 
-    # --- for the node -------------------------------------------------------------------------
-
     def open(self) -> None:
         """Create both streams."""
         self._create(self._out, self._in)

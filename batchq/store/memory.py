@@ -60,8 +60,6 @@ class MemoryStore:
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._answered: OrderedDict[str, tuple[tuple[Answer, ...], int]] = OrderedDict()
 
-    # --- reading ----------------------------------------------------------------------------
-
     def get(self, kind: str, key: str) -> Object | None:
         """Return the object; None if there is none."""
         return self._table.get(kind, key)
@@ -107,8 +105,6 @@ class MemoryStore:
     def outbox(self) -> Sequence[Delivery]:
         """Return the bound pods not yet delivered, in order of binding."""
         return tuple(self._outbox.values())
-
-    # --- writing ----------------------------------------------------------------------------
 
     def commit(
         self,

@@ -639,9 +639,6 @@ def add_taking_out(pipeline: Any, deliveries: Sequence[Delivery]) -> None:
         pipeline.hdel(keys.OUTBOX, *fields[start : start + _A_COMMAND])
 
 
-# --- attempts --------------------------------------------------------------------------------
-
-
 class AttemptEnd(Struct, frozen=True, kw_only=True):
     """The end of an attempt, and the result of its function as JSON, if the pod runs a function."""
 

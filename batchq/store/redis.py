@@ -273,8 +273,6 @@ class RedisStore:
         """The connection, for the other modules of this package."""
         return self._link
 
-    # --- the server -------------------------------------------------------------------------
-
     def now_ms(self) -> int:
         """Return the server's time, in milliseconds."""
         return self._clock.now_ms()
@@ -286,8 +284,6 @@ class RedisStore:
     def check_server(self) -> None:
         """Raise StoreUnavailable, after a single try, if the server is not usable."""
         check_info(self._link.ask(lambda client: client.info(), tries=1), self._link.shown)
-
-    # --- reading ----------------------------------------------------------------------------
 
     def get(self, kind: str, key: str) -> Object | None:
         """Return the object as it is now; None if there is none. Raises StoreUnavailable;
@@ -495,8 +491,6 @@ class RedisStore:
     def _hash(self, key: str) -> dict[bytes, bytes]:
         return self._link.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(key)))
 
-    # --- writing ----------------------------------------------------------------------------
-
     def commit(
         self,
         transactions: Sequence[Transaction],
@@ -573,8 +567,6 @@ class RedisStore:
     def _revision(self) -> int:
         return read_revision(self._link)
 
-    # --- the leader -------------------------------------------------------------------------
-
     def lead(self, identity: str, lease_ms: int) -> int | None:
         """Take or renew the leader's lease; return the epoch, or None if another leads."""
         now = self.now_ms()
@@ -609,8 +601,6 @@ class RedisStore:
         if epoch is None or expires_at is None or b"identity" not in stored:
             return None
         return Leader(identity=name_of(stored[b"identity"]), epoch=epoch, expires_at=expires_at)
-
-    # --- nodes and work-horses --------------------------------------------------------------
 
     def beat(self, node: str, run: str = "") -> None:
         """Record that the node is alive now, and has reported everything to the server with run id
@@ -715,8 +705,6 @@ class RedisStore:
         found = self._link.ask(partial(_check_type, key, lambda client: client.get(key)))
         return cast("bytes | None", found)
 
-    # --- watching ---------------------------------------------------------------------------
-
     def watch(self, after: str | None, block_ms: int) -> tuple[str, Sequence[Change]]:
         """Return the changes after `after` (None: from now on), and the next id.
 
@@ -753,9 +741,6 @@ class RedisStore:
     def _read_stream(self, key: str, after: str, block_ms: int, count: int = PAGE) -> Any:
         block = min(block_ms, LONGEST_BLOCK_MS) or None
         return self._link.wait(lambda client: client.xread({key: after}, count=count, block=block))
-
-
-# --- opening ---------------------------------------------------------------------------------
 
 
 def open_store(url: str) -> RedisStore:

@@ -1,4 +1,4 @@
-"""No catch-alls without a reason, no mocks, no sleeping tests."""
+"""No catch-alls without a reason, no mocks, no sleeping tests, no banners."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from tests.tidy.source import ROOT, dotted, nodes, place, python_files, report
+from tests.tidy.source import LIBRARY, ROOT, dotted, nodes, place, python_files, report
 
 CATCH_ALLS = {"", "Exception", "BaseException"}
 #: A directive for a linter is not a reason.
@@ -109,4 +109,16 @@ def test_commands_write_in_one_place() -> None:
         faults,
         "Write with batchq.cli.output.terminal.echo: it shows control characters in text of others "
         "escaped on a terminal.",
+    )
+
+
+def test_a_module_has_no_banners() -> None:
+    faults = [
+        place(path, number)
+        for path in python_files(LIBRARY)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if re.match(r"\s*#\s*[-=#*]{3,}", line)
+    ]
+    assert not faults, report(
+        faults, "A class or a module divides code; a comment gives a reason. Delete the line:"
     )

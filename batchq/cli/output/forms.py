@@ -229,9 +229,6 @@ def output_of(form: str) -> Output:
             return TextOutput(wide=form == "wide")
 
 
-# --- writers --------------------------------------------------------------------------------
-
-
 class _Rows(Generic[T]):
     """The titles once, and columns as wide as a page needs."""
 
@@ -331,9 +328,6 @@ def duration(length_ms: int | None) -> str | None:
 def quantities(amounts: Amounts) -> dict[str, str]:
     """Return amounts as programs read them."""
     return {name: format_quantity(name, units) for name, units in amounts.items()}
-
-
-# --- objects --------------------------------------------------------------------------------
 
 
 def manifests(table: Callable[[Sequence[Stored]], Table], *, none: str = "") -> ListForm[Stored]:

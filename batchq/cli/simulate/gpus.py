@@ -379,9 +379,6 @@ def simulate_pods(found: Given, asked: PodsRequest) -> None:
     )
 
 
-# --- simulation -----------------------------------------------------------------------------
-
-
 def _inflated(tables: _GpuTables, run: Run, progressed: RunProgress) -> Inflated:
     inflation = inflate(
         tables.nodes,
@@ -408,9 +405,6 @@ def _played(tables: _GpuTables, run: Run, progressed: RunProgress) -> Played:
         load, run.config, name=run.name, tell=progressed, stopwatch=monotonic, look=watch
     )
     return Played(run.name, schedule, watch.use(run.name))
-
-
-# --- report ---------------------------------------------------------------------------------
 
 
 def _title(tables: _GpuTables) -> str:

@@ -168,9 +168,6 @@ def _compared(by_tenant: bool) -> Iterator[Figure]:
         yield Figure("fairness", "Fairness (Jain)", lambda value: f"{value:.3f}", max)
 
 
-# --- tenants --------------------------------------------------------------------------------
-
-
 def _tenant_row(name: str, tenants: Sequence[TenantFigures]) -> tuple[str, ...]:
     """Return the line of one tenant or of several: means over their jobs, else sums."""
     weights = [one.finished for one in tenants]
@@ -256,9 +253,6 @@ def simulate_log(log: Given, request: LogRequest) -> None:
         notes=list(_notes(trace, results)),
         table=_table(request, results),
     )
-
-
-# --- report ---------------------------------------------------------------------------------
 
 
 def _title(request: LogRequest, log: Given, trace: Trace) -> str:

@@ -353,9 +353,6 @@ def _stopped(future: Future) -> str:
             return ""
 
 
-# --- groups -----------------------------------------------------------------------------------
-
-
 def _groups(found: WhatIf, fates: Sequence[GroupFate]) -> Table:
     alone = len(found.names) == 1
     titles = ["POD GROUP", "QUEUE", "NOW"]
@@ -438,9 +435,6 @@ def _shift(first_at: int | None, other_at: int | None, does: str, does_not: str,
     return f"{verb}{age} {'later' if other_at > first_at else 'earlier'}"
 
 
-# --- victims, and groups that do not start --------------------------------------------------------
-
-
 def _evicted(found: WhatIf) -> list[tuple[str, ...]]:
     rows = [
         (
@@ -490,9 +484,6 @@ def why_not(present: Present, future: GroupFuture) -> str:
         return "its turn has not come" if future.phase == "Pending" else f"is {future.phase}"
     first = future.waits_for[0]
     return f"{first.reason}: {first.message}" if first.message else first.reason
-
-
-# --- sums -------------------------------------------------------------------------------------
 
 
 def _sums(found: WhatIf) -> list[tuple[str, ...]]:

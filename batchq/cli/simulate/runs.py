@@ -355,8 +355,6 @@ def play_each(
     return done
 
 
-# --- files and report -----------------------------------------------------------------------
-
 Values: TypeAlias = Mapping[str, float | None]
 
 
@@ -448,8 +446,6 @@ def as_csv(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     writer.writerows(rows)
     return text.getvalue()
 
-
-# --- runs side by side ----------------------------------------------------------------------
 
 #: The longest line; runs that do not fit are in a further block.
 _WIDTH = 80

@@ -235,9 +235,6 @@ def release(reader: Reader, token: str, *, message: str = "", now_ms: int) -> Tr
     return _write(group, status, "Released", text, now_ms)
 
 
-# --- the claim of a token ---------------------------------------------------------------------
-
-
 def _find(reader: Reader, token: str) -> PodGroup:
     """Return the token's group, if the token is that of its latest claim.
 
@@ -339,9 +336,6 @@ def _refuse_claim(group: PodGroup, now_ms: int) -> NoReturn:
         f"{title(group)} is {status.phase}, and only admitted groups can be claimed",
         hint="`batchq external list` shows those that wait for a consumer",
     )
-
-
-# --- parts ------------------------------------------------------------------------------------
 
 
 _STOP_AT_ONCE = "stop the work at once, as another consumer may run it; then claim again"

@@ -286,9 +286,6 @@ def found_defaults(reader: Reader, *, now_ms: int, uid: str) -> Transaction | No
     return create(reader, Queue(metadata=Metadata(name=DEFAULT)), now_ms=now_ms, uid=uid)
 
 
-# --- parts ----------------------------------------------------------------------------------
-
-
 def _stamped(obj: Object, *, now_ms: int, uid: str, described: bool) -> Object:
     meta = obj.metadata
     created_at = meta.creation_timestamp if described else None

@@ -217,9 +217,6 @@ def only_gates_differ(one: Sequence[Task], other: Sequence[Task]) -> bool:
     ]
 
 
-# --- parts ----------------------------------------------------------------------------------
-
-
 def _unfinished_with_gates(reader: Reader, key: str) -> PodGroup:
     group = find(reader, PodGroup, key)
     if group.status.phase in TERMINAL:
@@ -317,9 +314,6 @@ def _in_order(
 
 
 _ALWAYS_EDITABLE = frozenset({"suspend", "priorityClassName"})
-
-
-# --- references -----------------------------------------------------------------------------
 
 
 def check_references(
@@ -494,9 +488,6 @@ def circular(group: PodGroup, circle: list[str]) -> Rejected:
     )
 
 
-# --- edits ----------------------------------------------------------------------------------
-
-
 def check_edit(stored: PodGroup, new: PodGroup) -> None:
     """Raise Conflict, naming the field, if the group's state does not allow the change."""
     changed = _changed_fields(stored.spec, new.spec)
@@ -584,8 +575,6 @@ class NewGroups:
         self.forget()
         self._lists["Queue", ""] = queues
 
-    # --- groups that others depend on ---------------------------------------------------------
-
     def note(self, group: PodGroup) -> None:
         """Note that the group is stored now, or counts as such."""
         # Only its identity is kept: groups may be many.
@@ -616,8 +605,6 @@ class NewGroups:
         for key in [key for key, uid in self._groups.items() if not uid]:
             del self._groups[key]
 
-    # --- groups whose pods could have the same names ---------------------------------------------
-
     def note_rivals(self, groups: Iterable[Object]) -> None:
         """Note these existing groups, to compare new groups with."""
         for group in groups:
@@ -637,8 +624,6 @@ class NewGroups:
             if key in self._rivals:
                 check_apart(group, self._rivals[key])
         return tuple(must_not_be_there(key) for key in keys if key not in self._rivals)
-
-    # --- as a Reader ----------------------------------------------------------------------------
 
     def get(self, kind: str, key: str) -> Object | None:
         """Return the object, as far as new groups refer to it: for a group, only its identity.
@@ -674,8 +659,6 @@ class NewGroups:
             else:
                 kept[namespace] = found
         return found
-
-    # --- submission -----------------------------------------------------------------------------
 
     def check(self, group: PodGroup) -> tuple[str, ...]:
         """Check that the group's queue and priority class exist; return the queue's admission
@@ -728,9 +711,6 @@ class NewGroups:
             charges=(object_charge(new),),
             events=(event,),
         )
-
-
-# --- existing groups ------------------------------------------------------------------------------
 
 
 def check_same(stored: PodGroup, wanted: PodGroup) -> None:

@@ -147,9 +147,6 @@ def _of_namespace(namespace: str, quotas: Iterable[ResourceQuota]) -> tuple[Limi
     )
 
 
-# --- looking up and refusing -----------------------------------------------------------------
-
-
 T = TypeVar("T")
 
 _MOST_CANDIDATES_NAMED = 10

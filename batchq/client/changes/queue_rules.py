@@ -147,9 +147,6 @@ def parents_first(queues: Iterable[Queue]) -> dict[str, int]:
     return levels
 
 
-# --- the shape of the tree ------------------------------------------------------------------
-
-
 def _contradictions(queues: Queues) -> Iterator[tuple[str, BatchqError]]:
     if len(queues) > MOST_QUEUES:
         name = max(name for name in queues if name != DEFAULT)
@@ -224,9 +221,6 @@ def _check_childless(name: str, after: Queues) -> None:
         )
 
 
-# --- sums -----------------------------------------------------------------------------------
-
-
 def _numbers(queues: Queues) -> Iterator[tuple[str, BatchqError]]:
     children: dict[str, list[str]] = {}
     for name, queue in queues.items():
@@ -289,9 +283,6 @@ def _too_little(
         f"spec.{field}.{resource}: expected at least {needed}, what the queues below it {verb}"
         f" ({abbreviated(named)}), found {describe_quantity(resource, stated[resource])}"
     )
-
-
-# --- concurrent changes ---------------------------------------------------------------------
 
 
 def _matters(old: Queue | None, new: object) -> bool:

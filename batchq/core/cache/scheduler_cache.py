@@ -232,8 +232,6 @@ class SchedulerCache:
         #: Whether a session has begun to update the state and has not completed.
         self._torn = False
 
-    # --- Updates for a new session ----------------------------------------------------------------
-
     def registry(
         self,
         plugins: PluginPlaces,
@@ -336,8 +334,6 @@ class SchedulerCache:
         self._line_of(group).discard(group.uid)
         if not group.record_only:
             self._leave_busy(group.key)
-
-    # --- Changes ----------------------------------------------------------------------------------
 
     def _follow_queues(self, session: Session) -> None:
         """Update the queues and what else affects all groups. If the tree, its checks or the
@@ -476,8 +472,6 @@ class SchedulerCache:
                 self._scopes.clear()
             known = self._scopes[key] = scopes_in(record, self.tree.chain(spec.queue))
         return known
-
-    # --- Places of groups -------------------------------------------------------------------------
 
     def _place(self, session: Session, inadmissible: InadmissibleGroups, group: GroupState) -> None:
         if group.is_over:
@@ -628,8 +622,6 @@ class SchedulerCache:
                 group.is_over = False
                 self.busy.add(group.key, group)
                 self.unsettled[group.key] = group
-
-    # --- Sums -------------------------------------------------------------------------------------
 
     def _begin_ledger(self, session: Session, entered: Iterable[GroupState]) -> None:
         snapshot, ready = session.snapshot, self.node_cache.ready

@@ -404,9 +404,6 @@ def _sums_of(session: Session) -> LedgerView:
     return view
 
 
-# --- One group, without those ahead of it ---------------------------------------------------------
-
-
 def earliest_start(session: Session, group: GroupState) -> Expected:
     """Return the earliest start of a group if no other group is admitted before. `ended` are all
     groups whose ends until then free what it lacks. Leaves no trace in the session.

@@ -105,9 +105,6 @@ def _ends_of_victims(session: Session, group: GroupState) -> Iterator[int | None
             yield _stops_at(session, pod)
 
 
-# --- Expected ends --------------------------------------------------------------------------------
-
-
 def _running_end(session: Session, group: GroupState) -> ExpectedEnd | None:
     """Return the end of a running group with a walltime and no pod being stopped. This is the usual
     case, and the fast path.
@@ -183,9 +180,6 @@ def _stops_at(session: Session, pod: Pod) -> int:
 def _later(session: Session, at: int) -> int:
     """Return the instant, or now + 1 s if it has passed already."""
     return at if at > session.now_ms else session.now_ms + SECOND
-
-
-# --- Ends on trial --------------------------------------------------------------------------------
 
 
 def carry_out(trial: Statement, end: ExpectedEnd) -> None:

@@ -431,9 +431,6 @@ class _Tally:
             slots[name] = now
 
 
-# --- Changes --------------------------------------------------------------------------------------
-
-
 def _changes(owed: _Owed, known: Sequence[ExpectedEnd]) -> Iterator[tuple[int, str, Amounts]]:
     """Yield each instant, node and amount that becomes free by an expected end, without what a
     victim leaves to its preemptor.
@@ -514,9 +511,6 @@ class _Owed:
         """Return what was kept for a group that has ended, by node."""
         self._ended.add(uid)
         return self._kept.pop(uid, {})
-
-
-# --- Placement ------------------------------------------------------------------------------------
 
 
 class _Trials:

@@ -299,9 +299,6 @@ def instants(session: Session, group: GroupState) -> Iterator[int]:
             yield at
 
 
-# --- Preemption -----------------------------------------------------------------------------------
-
-
 def evicts_late(session: Session, group: GroupState) -> bool:
     """Return whether evictions wait until checks have passed or request them, instead of starting
     at the reservation.

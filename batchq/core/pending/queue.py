@@ -575,9 +575,6 @@ def waits_in_line(verdicts: tuple[Verdict, ...]) -> bool:
     return known.wait_in_line
 
 
-# --- Equivalence classes --------------------------------------------------------------------------
-
-
 def is_kept_out(session: Session, peers: EquivalenceClass) -> bool:
     """Return whether a class is parked and the reason still holds."""
     if not peers.is_parked:

@@ -146,8 +146,6 @@ def preferred(session: Session, group: GroupState, gang: Gang) -> Iterator[Gang]
             yield [(task_within(shape, domain), number) for shape, number in gang]
 
 
-# --- Domains of a session -------------------------------------------------------------------------
-
 #: What a group asks for -> the number of node changes seen, and the domains in their order then.
 _RANKED: StateKey[dict[tuple[object, ...], tuple[int, list[Domain]]]] = StateKey(
     "ranked domains", lambda _: {}

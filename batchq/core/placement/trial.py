@@ -299,9 +299,6 @@ def _largest_free_text(session: Session, shape: TaskShape) -> str:
     return ""
 
 
-# --- Pods within a reservation --------------------------------------------------------------------
-
-
 def seek_for_admitted(session: Session, group: GroupState) -> bool:
     """Keep places for the missing pods of an admitted group's gang, as far as its reservation
     covers them; return whether nodes take them.
@@ -334,9 +331,6 @@ def seek_for_admitted(session: Session, group: GroupState) -> bool:
     )
     session.nodes.keep(group.uid, places)
     return True
-
-
-# --- Holds ----------------------------------------------------------------------------------------
 
 
 def hold(session: Session, group: GroupState) -> None:

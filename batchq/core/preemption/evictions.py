@@ -114,9 +114,6 @@ def _owed_before(session: Session, decision: Decision) -> list[str]:
     return [uid for uid in owners if uid is not None and uid in session.groups]
 
 
-# --- Undo of this session's changes ---------------------------------------------------------------
-
-
 def _take_back(statement: Statement, undone: list[Taken]) -> None:
     """Undo everything at once, because each pass looks through all intents of the session."""
     groups = {taken.victim.group.key for taken in undone if taken.victim.whole}
@@ -161,9 +158,6 @@ def _is_about(
             return True
         case _:
             return intent.group in groups
-
-
-# --- Victims --------------------------------------------------------------------------------------
 
 
 def _evict(statement: Statement, preemptor: GroupState, victim: Victim) -> None:
@@ -334,9 +328,6 @@ def exceeds_budget(session: Session, decision: Decision) -> bool:
     unused budget.
     """
     return exceeds(session, decision) and evicted_recently(session) > 0
-
-
-# --- The preemptor --------------------------------------------------------------------------------
 
 
 def _still_there(decision: Decision) -> list[tuple[GroupState, Pod]]:

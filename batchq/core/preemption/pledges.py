@@ -193,9 +193,6 @@ def _nodes_lost(session: Session, pledge: Pledge) -> Iterator[str]:
             yield name
 
 
-# --- Capacity on nodes ----------------------------------------------------------------------------
-
-
 def hold_pledged_capacity(session: Session) -> None:
     """Take what is kept for preemptors off the nodes, until the session ends."""
     for preemptor, pledge in standing_pledges(session):
@@ -407,8 +404,6 @@ class PledgedCapacity:
         if len(self._moving) < 2:
             return list(self._moving.values())
         return sorted(self._moving.values(), key=lambda preemptor: self._place(session, preemptor))
-
-    # ------------------------------------------------------------------------------------------
 
     def _place(self, session: Session, preemptor: GroupState) -> tuple[int, int]:
         owners = session.ledger.preemptors

@@ -248,9 +248,6 @@ def _new_pods(session: Session, group: GroupState) -> list[Pod]:
     ]
 
 
-# --- Pods beyond minMember ------------------------------------------------------------------------
-
-
 def elastic_preemptors(session: Session) -> Preemptors:
     """Return the running groups that want more pods and may evict for them."""
     if session.nodes.binding_refused is not None:

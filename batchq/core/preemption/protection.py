@@ -143,9 +143,6 @@ def _run_ends_at(
     return NEVER if taken_ms and waits_to_start else 0
 
 
-# --- Runs ended by reclaim ------------------------------------------------------------------------
-
-
 def with_group_run(group: GroupState, now_ms: int) -> Evictions:
     """Return the eviction record of a group after reclaim takes all of it now.
 

@@ -463,9 +463,6 @@ class _SearchTrial:
         return Victim(whole.group, (*former, *whole.pods), whole=True)
 
 
-# --- How victims leave in a trial -----------------------------------------------------------------
-
-
 def put_back(statement: Statement, victim: Victim) -> None:
     """Reset a group to its state when the actions began."""
     release(statement, victim.group)

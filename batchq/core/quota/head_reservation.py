@@ -408,9 +408,6 @@ def place_of(session: Session, head: GroupState, table: LedgerTimeline) -> HeadP
     return HeadPlace(None, table.where_most_is_free(head))
 
 
-# --- During a pass over the queues ----------------------------------------------------------------
-
-
 def reserved_against(
     session: Session, group: GroupState, asked: Amounts | None = None
 ) -> AmountsByNode:

@@ -85,8 +85,6 @@ class FairShareSelector:
                 return
             self._take_out(above)
 
-    # ------------------------------------------------------------------------------------------
-
     def _sort(self) -> None:
         chain = self._session.tree.chain
         names = {one for name in self._own for one in chain(name)[1:]}
@@ -223,8 +221,6 @@ class Borrowers:
             for name in self._below.get(above, ())
             if name != queue and self._holds(name)
         ]
-
-    # ------------------------------------------------------------------------------------------
 
     def _holds(self, name: str) -> bool:
         return bool(self._session.ledger.holding.get(name)) and name in self._session.queues

@@ -133,8 +133,6 @@ class Statement:
         self._exchange(group, uid, former, None)
         self._undo.append(lambda: self._exchange(group, uid, None, former))
 
-    # ------------------------------------------------------------------------------------------
-
     def _put_status(self, group: GroupState, status: Any) -> None:
         group.status = status
         self._follow(group)

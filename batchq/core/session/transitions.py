@@ -127,9 +127,6 @@ def set_condition(
         statement.set_status(group, conditions=conditions)
 
 
-# --- Groups ---------------------------------------------------------------------------------------
-
-
 def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> None:
     """Pending -> InQueue: store the reservation (which may be empty) and count the admission."""
     now_ms = statement.session.now_ms
@@ -453,9 +450,6 @@ def expire(statement: Statement, group: GroupState) -> None:
     statement.session.effects.expired.add(group.uid)
     statement.session.effects.touched[group.uid] = group
     statement.say(intents.ExpireGroup(group=group.key))
-
-
-# --- Pods -----------------------------------------------------------------------------------------
 
 
 def bind(statement: Statement, group: GroupState, pod: Pod, node: str) -> Pod:

@@ -337,8 +337,6 @@ class MetricsServer:
                 },
             )
 
-    # --- the service ---------------------------------------------------------------------------
-
     @property
     def alive(self) -> bool:
         """Whether the listener runs."""
@@ -353,8 +351,6 @@ class MetricsServer:
         """Stop answering."""
         if self.listener is not None:
             self.listener.stop()
-
-    # --- hooks of the daemon -------------------------------------------------------------------
 
     def assemble(self, config: SchedulerConfig) -> Scheduler:
         """Return the scheduler for `config`, with a stopwatch if metrics are served."""

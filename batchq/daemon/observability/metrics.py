@@ -70,7 +70,7 @@ def _histogram(name: str, buckets: tuple[float, ...], help: str, *labels: str) -
     return Measure(name=name, kind="histogram", help=help, labels=labels, buckets=buckets)
 
 
-# --- state after the last session, exported only by the leader ----------------------------------
+# State after the last session, exported only by the leader.
 
 GROUPS = _gauge("groups", "Groups that have not ended, by phase.", "queue", "phase")
 WAITING = _gauge(
@@ -117,7 +117,7 @@ CHECK_ACTIVE = _gauge(
     "check",
 )
 
-# --- state of this process, exported by every scheduler -----------------------------------------
+# State of this process, exported by every scheduler.
 
 LEADER = _gauge("leader", "1 in the leader, 0 in standby schedulers.")
 EPOCH = _gauge("leader_epoch", "The epoch in which this process leads; 0 on a standby.")
@@ -139,7 +139,7 @@ LAST_SESSION = _gauge(
     "When this process last committed a session, by this machine's clock; 0 before the first.",
 )
 
-# --- totals of this process since it started ----------------------------------------------------
+# Totals of this process since it started.
 
 SESSIONS = _counter(
     "sessions",
@@ -535,8 +535,6 @@ class Metrics:
 
         return watched
 
-    # --- observations of the session thread ----------------------------------------------------
-
     def reloaded(self, ok: bool) -> None:
         """Count a reload; `ok`: the configuration is in effect."""
         self._reload_ok = ok
@@ -580,8 +578,6 @@ class Metrics:
         self._forget("queue", set(session.queues))
         self._forget("check", set(session.admission_checks))
 
-    # --- series --------------------------------------------------------------------------------
-
     def _add_zeros(self) -> None:
         """Create series whose labels are from closed lists at the start: rates need a 0."""
         zeros: dict[Measure, Iterable[str]] = {
@@ -617,8 +613,6 @@ class Metrics:
             if label in measure.labels and measure.name in kept:
                 for value in gone:
                     kept[measure.name].remove_by_labels({label: value})
-
-    # --- export --------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric with its present values, for the registry."""

@@ -84,8 +84,6 @@ class InitialRecords:
         self._pledged_to: dict[str, str] = {}
         self.groups = [self._charged(group) for group in groups]
 
-    # --- groups ----------------------------------------------------------------------------
-
     def _admitted(self, group: PodGroup) -> PodGroup:
         """Return the group with the counters and instants that its phase implies."""
         status = group.status
@@ -224,8 +222,6 @@ class InitialRecords:
         started_at = starts[enough - 1] if 0 < enough <= len(starts) else self._start_at
         return structs.replace(status, started_at=started_at)
 
-    # --- pods ------------------------------------------------------------------------------
-
     def _pod(self, described: DescribedPod, groups: Mapping[str, PodGroup]) -> Pod:
         pod = described.pod
         key = f"{pod.metadata.namespace}/{pod.spec.pod_group}"
@@ -347,9 +343,6 @@ def _claim_of(group: PodGroup) -> GroupClaim:
     )
 
 
-# --- dependencies -----------------------------------------------------------------------------
-
-
 def _bound_dependencies(groups: Iterable[PodGroup]) -> list[PodGroup]:
     """Bind names to uids. Missing groups and cycles stay unbound and show as Misconfigured."""
     groups = list(groups)
@@ -390,9 +383,6 @@ def _reaches(needs: Mapping[str, list[str]], start: str, goal: str) -> bool:
             seen.add(name)
             ahead += needs.get(name, [])
     return False
-
-
-# --- small parts --------------------------------------------------------------------------------
 
 
 def _with(group: PodGroup, status: PodGroupStatus) -> PodGroup:

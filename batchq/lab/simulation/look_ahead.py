@@ -153,8 +153,6 @@ class Work:
         #: (instant, kind, uid of a pod or key of a group, its attempt or admission).
         self._ahead: list[tuple[int, str, str, int]] = []
 
-    # --- after sessions --------------------------------------------------------------------
-
     def take_up(self, session: Session) -> None:
         """Continue everything that runs; call once, after the first session."""
         for group in session.groups.values():
@@ -176,8 +174,6 @@ class Work:
                     pass
         self._store.delivered(self._store.outbox())
 
-    # --- passing of time -------------------------------------------------------------------
-
     def next_end_at(self) -> int | None:
         """Return the earliest possible next end, in ms."""
         return self._ahead[0][0] if self._ahead else None
@@ -190,8 +186,6 @@ class Work:
                 self._end_pod(name, number)
             else:
                 self._end_claim(name, number)
-
-    # --- pods ------------------------------------------------------------------------------
 
     def _take_up_pod(self, group: GroupState, uid: str) -> None:
         """Start the pod if it is bound, and schedule its end."""
@@ -227,8 +221,6 @@ class Work:
     def _pod(self, uid: str) -> Pod | None:
         found = self._store.get("Pod", uid)
         return found if isinstance(found, Pod) else None
-
-    # --- external groups -------------------------------------------------------------------
 
     def _claim(self, state: GroupState) -> None:
         """Claim the group or continue its claim, which then never expires."""
@@ -290,8 +282,6 @@ class Work:
         found = self._store.get("PodGroup", key)
         return found if isinstance(found, PodGroup) else None
 
-    # ----------------------------------------------------------------------------------------
-
     def _write(self, transaction: Transaction) -> None:
         write(self._store, self._requests, transaction)
 
@@ -343,8 +333,6 @@ class FutureRecorder:
                 waits_for=tuple(group.reasons),
                 unanswered=tuple(sorted(open_checks)),
             )
-
-    # ----------------------------------------------------------------------------------------
 
     def _moved(self, session: Session, key: str, phase: PodGroupPhase) -> bool:
         """Return whether the group has started; a recovered one has not."""
@@ -437,8 +425,6 @@ class _FutureRun:
         if stopped is Stopped.UNTIL:
             self._clock.jump_to(last_at)
         return self._future(report, began_at, stopped)
-
-    # ----------------------------------------------------------------------------------------
 
     def _session(self) -> CycleReport:
         report = self._cycle.run_once()

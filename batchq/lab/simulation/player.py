@@ -188,8 +188,6 @@ class Execution:
         self._clock = clock
         self._requests = requests
 
-    # --- passing of time -------------------------------------------------------------------
-
     def start_bound(self) -> None:
         """Start all bound pods; that takes no time."""
         for pod in self._on_nodes():
@@ -219,8 +217,6 @@ class Execution:
         )
         return min(instants, default=None)
 
-    # --- from outside ----------------------------------------------------------------------
-
     def finish_pod(self, name: str, exit_code: int) -> None:
         """End a running pod's process with `exit_code`; a pod that was asked to stop has stopped.
 
@@ -243,8 +239,6 @@ class Execution:
                 phase = PodPhase.FAILED if overdue else PodPhase.EVICTED
                 now_ms = self._clock.now_ms()
                 self._write(end(pod, phase, now_ms=now_ms, reason=reason))
-
-    # ----------------------------------------------------------------------------------------
 
     def _on_nodes(self) -> Iterator[Pod]:
         for pod in self._store.list("Pod"):
@@ -327,8 +321,6 @@ class Outside:
                 self._leaving.remove(key)
                 self._write(changes.delete(self._store, "PodGroup", key, now_ms=self._now_ms()))
 
-    # --- deeds -----------------------------------------------------------------------------
-
     def _do(self, deed: Deed) -> None:
         store, now_ms = self._store, self._now_ms()
         match deed:
@@ -376,8 +368,6 @@ class Outside:
     def _fail_node(self, name: str) -> None:
         self._set_ready(self._node(name), ready=False)
         self._execution.lose_pods_on(name)
-
-    # ----------------------------------------------------------------------------------------
 
     def _node(self, name: str) -> Node:
         node = self._store.get("Node", name)
@@ -502,8 +492,6 @@ class WorldRun:
             refused=self._refused,
             refused_steps=tuple(self._outside.refused),
         )
-
-    # ----------------------------------------------------------------------------------------
 
     def _let_happen(self) -> None:
         now_ms = self._clock.now_ms()

@@ -91,9 +91,6 @@ class WorldOutcome(Struct, frozen=True, kw_only=True):
     queues: dict[str, QueueOutcome]
 
 
-# --- cycles -----------------------------------------------------------------------------------
-
-
 def story_of(report: CycleReport, time_s: int) -> CycleStory:
     """Return one cycle's decisions that the store has accepted."""
     refused = {
@@ -146,9 +143,6 @@ def _record(story: CycleStory, session: Session, intent: intents.Intent) -> None
             story.finished.append(group)
         case _:
             pass
-
-
-# --- the final state ----------------------------------------------------------------------------
 
 
 def outcome_of(

@@ -358,9 +358,6 @@ def _at(written: Mapping[str, object], path: Path) -> int:
         raise Malformed((*path, "at"), str(error)) from None
 
 
-# --- verbs ----------------------------------------------------------------------------------
-
-
 def _apply(document: Document, written: Mapping[str, object], path: Path) -> Deed:
     def line_of(inner: Path) -> int | None:
         return document.line_of((*path, *inner))
@@ -589,8 +586,6 @@ class InvariantWatch:
         self._check_ledger()
         self._check_groups(refused)
         self._look_at_admissions()
-
-    # ----------------------------------------------------------------------------------------
 
     def _has_changed(self) -> bool:
         """Return whether anything was written since the last call."""

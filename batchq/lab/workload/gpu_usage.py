@@ -323,8 +323,6 @@ class GpuMeter:
             stranded_gpu=self._all_stranded,
         )
 
-    # ----------------------------------------------------------------------------------------
-
     def _change(self, node: str, requests: Mapping[str, int], sign: int) -> None:
         free = self._free.get(node)
         if free is None:
@@ -459,8 +457,6 @@ class GpuWatch:
             stranded_nodes=levels[3],
             over_time=self._over_time.samples(self._now_s),
         )
-
-    # ----------------------------------------------------------------------------------------
 
     def _pass_to(self, at_s: int) -> None:
         """Add up the state of the present instant, which is complete, until `at_s`."""

@@ -187,8 +187,6 @@ class Running:
         else:
             write(self._store, self._requests, removal_of(self._store, group))
 
-    # ----------------------------------------------------------------------------------------
-
     def _start(self, pod: Pod) -> None:
         now_ms, group = self._clock.now_ms(), pod.status.group_uid
         write(self._store, self._requests, player.start(pod, now_ms=now_ms))
@@ -414,8 +412,6 @@ class LoadRun:
             real_s=real_s,
             refused=self._refused,
         )
-
-    # --- one instant -------------------------------------------------------------------------
 
     def _play_at_once(self) -> None:
         stopped = self._running.end_graces()

@@ -310,9 +310,6 @@ def _blank(axes: Axes) -> Axes:
     return axes
 
 
-# --- title and legend -----------------------------------------------------------------------
-
-
 def _draw_head(axes: Axes, picture: Picture) -> None:
     from matplotlib.lines import Line2D
 
@@ -345,9 +342,6 @@ def colour_of(place: int) -> str:
 def dashes_of(place: int) -> dict[str, Any]:
     """Return another line pattern for each repetition of the colours."""
     return {"linestyle": _DASHES[place // len(_COLOURS) % len(_DASHES)]}
-
-
-# --- over time ------------------------------------------------------------------------------
 
 
 def _draw_utilisation(axes: Axes, picture: Picture) -> None:
@@ -403,9 +397,6 @@ def _time_unit(picture: Picture) -> tuple[int, str]:
     return 1, "seconds"
 
 
-# --- waits by size --------------------------------------------------------------------------
-
-
 def _draw_waits(axes: Axes, picture: Picture) -> None:
     axes.set_title("Waits by job size: 5, 25, 50, 75 and 95 % of the jobs wait no longer than this")
     names = [name for name, _ in picture.runs]
@@ -459,9 +450,6 @@ def _size_label(size: SizeClass) -> str:
     return f"{size.label}\n{jobs:,} {'job' if jobs == 1 else 'jobs'}"
 
 
-# --- tenants --------------------------------------------------------------------------------
-
-
 def _draw_tenants(figure: Figure, grid: GridSpec, picture: Picture) -> None:
     lines = [line for one in picture.tenants for line in (*one.held, *one.deserved)]
     most = max((value for line in lines for value in line.values), default=0.0)
@@ -492,9 +480,6 @@ def _draw_tenant(axes: Axes, tenant: TenantShares, picture: Picture) -> None:
             linewidth=1.1,
             alpha=0.8,
         )
-
-
-# --- numbers as text ------------------------------------------------------------------------
 
 
 def _span(seconds: float) -> str:

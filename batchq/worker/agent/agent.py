@@ -221,8 +221,6 @@ class Agent:
     def _signals_seen(self) -> int:
         return self._signals.count(signal.SIGTERM) + self._signals.count(signal.SIGINT)
 
-    # --- start and stop -----------------------------------------------------------------------
-
     def _begin(self) -> None:
         settings = self._settings
         address = settings.address or own_address(self._store.link)
@@ -367,8 +365,6 @@ class Agent:
                 return
             self._signals.wait(_LEAVE_LOOK_MS / 1000)
             self._handle(EndsDue(now_ms=monotonic_ms()))
-
-    # --- the loop ---------------------------------------------------------------------------
 
     def _loop(self) -> None:
         while not self._state.is_drained:
@@ -523,8 +519,6 @@ class Agent:
             self._devices.give_back(attempt)
         return HorseEnd(attempt=attempt, exit_code=exit_code, record=record)
 
-    # --- the machine --------------------------------------------------------------------------
-
     def _handle(self, event: AgentEvent) -> None:
         """Tell the machine an event, and carry out what follows. Raise StoreUnavailable."""
         self._state.drive(event, self._carry_out)
@@ -558,8 +552,6 @@ class Agent:
                 return self._reports.carry_out(instruction)
         return None
 
-    # --- drain ------------------------------------------------------------------------------
-
     def _drain(self) -> None:
         asked = self._signals_seen()
         if not asked:
@@ -579,8 +571,6 @@ class Agent:
         pods = self._store.pods_on(self._settings.node, self._state.known_pods())
         self._handle(UnstartedPodsRead(now_ms=monotonic_ms(), pods=pods))
         return is_withdrawn
-
-    # --- periodic tasks -----------------------------------------------------------------------
 
     def _beat(self) -> None:
         run = self._store.run_id()

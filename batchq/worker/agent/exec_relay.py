@@ -209,8 +209,6 @@ class _Relay:
                 with suppress(StoreUnavailable):
                     self._channel.remove()
 
-    # --- what the user sends ------------------------------------------------------------------
-
     def _read(self) -> None:
         try:
             while True:
@@ -254,8 +252,6 @@ class _Relay:
                 while number is not None and self._sent and self._sent[0] <= number:
                     self._done_sent.append(self._sent.popleft())
         self._done_received.append(frame.number)
-
-    # --- one turn -----------------------------------------------------------------------------
 
     def _turn(self) -> None:
         poll = select.poll()
@@ -349,8 +345,6 @@ class _Relay:
         return not self._outputs or (
             self._window.has_room() and monotonic() - self._ended_at > _REST_S
         )
-
-    # --- what the user gets -------------------------------------------------------------------
 
     def _send(self, kind: FrameKind, data: bytes = b"") -> None:
         self._number += 1

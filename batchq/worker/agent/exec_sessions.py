@@ -187,8 +187,6 @@ class ExecSessions:
         self._poll.register(pidfd, select.POLLIN)
         log.info("command in pod", pod=attempt.pod, command=command.command[0], relay=pid)
 
-    # --- relays -------------------------------------------------------------------------------
-
     def pids(self) -> frozenset[int]:
         """Return the relays."""
         return frozenset(pid for pid, _ in self._relays.values())

@@ -15,8 +15,6 @@ from batchq.api.node_report import Ended, NodeReport, PodAttempt, PodOutcome, St
 from batchq.api.objects import Pod, PodGroup
 from batchq.worker.rendezvous import Peer
 
-# --- events -------------------------------------------------------------------------------------
-
 
 class AgentEvent(Struct, frozen=True, kw_only=True):
     """Something that happened at `now_ms`."""
@@ -247,9 +245,6 @@ class UnstartedPodsRead(AgentEvent, frozen=True):
     """The pods that the server has on this node, which takes no more."""
 
     pods: Sequence[Pod]
-
-
-# --- instructions -------------------------------------------------------------------------------
 
 
 class ReadClaimedPods(Struct, frozen=True):

@@ -161,8 +161,6 @@ class PodReports:
             leased=tuple(PodAttempt(uid, number) for uid, number in leased),
         )
 
-    # --- claims ---------------------------------------------------------------------------------
-
     def _read_claimed(self, instruction: ReadClaimedPods) -> AgentEvent:
         pods = pods_of(instruction.pods, self._store.get_many("Pod", instruction.pods))
         return ClaimedPodsRead(now_ms=monotonic_ms(), pods=pods)
@@ -259,8 +257,6 @@ class PodReports:
     def _post_report(self, instruction: PostReport) -> None:
         self._reports.post(instruction.report)
 
-    # --- ends -----------------------------------------------------------------------------------
-
     def _report_ends(self, instruction: ReportEnds) -> AgentEvent:
         ends = [AttemptEnd(report=end.report, result=end.result) for end in instruction.ends]
         attempts = tuple(PodAttempt(one.report.pod, one.report.attempt) for one in ends)
@@ -339,8 +335,6 @@ class PodReports:
 
     def _end_leases(self, instruction: EndLeases) -> None:
         self._attempts.end_leases([attempt.id for attempt in instruction.attempts])
-
-    # --- a restarted server ---------------------------------------------------------------------
 
     def _read_running(self, instruction: ReadRunningPods) -> AgentEvent:
         # The server may have lost them.

@@ -246,8 +246,6 @@ class Slots:
         #: RQ's records of jobs that are handled; they are removed with the next request.
         self._handled: list[str] = []
 
-    # --- running attempts -------------------------------------------------------------------
-
     def _all_horses(self) -> list[Horse]:
         return [horse for place, horse in self._horses.items() if place == horse.pidfd]
 
@@ -266,8 +264,6 @@ class Slots:
         """Send a signal to every work-horse."""
         for horse in self._all_horses():
             os.kill(horse.pid, sent)
-
-    # --- leases -----------------------------------------------------------------------------
 
     def note(self, server: OwnServer | None, *, now_ms: int) -> None:
         """Tell all work-horses that the agent's loop runs, and which process the server is."""
@@ -324,8 +320,6 @@ class Slots:
             for horse in self._all_horses()
             if horse.attempt is not None and horse.voucher is not None
         }
-
-    # --- from the queue to a work-horse -----------------------------------------------------
 
     def take(self, most: int, announced: Sequence[bytes] = ()) -> tuple[list[PodJob], bool]:
         """Take up to `most` RQ jobs from the queue; return them, and whether more are left.
@@ -454,8 +448,6 @@ class Slots:
             if now_ms - horse.idle_since >= after_ms:
                 with suppress(OSError):
                     horse.control.shutdown(socket.SHUT_WR)
-
-    # --- upkeep ----------------------------------------------------------------------------
 
     def heartbeat(self) -> None:
         """Tell RQ that all slots live. Raise StoreUnavailable."""

@@ -160,8 +160,6 @@ class AgentState:
             UnstartedPodsRead: self._on_unstarted_pods,
         }
 
-    # --- what the shell may ask -----------------------------------------------------------------
-
     def __contains__(self, attempt: object) -> bool:
         return attempt in self._pods
 
@@ -204,8 +202,6 @@ class AgentState:
         """Return the last events, oldest first; those of one attempt if it is given."""
         return self._pods.story(attempt)
 
-    # --- events ---------------------------------------------------------------------------------
-
     def handle(self, event: AgentEvent) -> Instructions:
         """Return the instructions that follow from an event. Raise InvalidMove."""
         now_ms = event.now_ms
@@ -246,8 +242,6 @@ class AgentState:
     def check(self) -> None:
         """Raise InvariantBroken if the states contradict each other."""
         self._pods.check()
-
-    # --- from a delivery to a work-horse --------------------------------------------------------
 
     def _on_delivery(self, event: PodsDelivered) -> Instructions:
         instructions: Instructions = []
@@ -461,8 +455,6 @@ class AgentState:
             instructions.append(ReportEnds(tuple(ends)))
         return instructions
 
-    # --- leases -----------------------------------------------------------------------------
-
     def _on_leases_due(self, event: LeasesDue) -> Instructions:
         """Renew all leases at once, if they are due."""
         if event.now_ms < self._renewed_at + self._lease_ms // self._paces.renew_parts:
@@ -516,8 +508,6 @@ class AgentState:
             elif answer.word == "stop":
                 instructions.append(StopPod(answer.attempt, answer.reason))
         return instructions
-
-    # --- from the end of a work-horse to the end that the server shows --------------------------
 
     def _on_start_failed(self, event: StartFailed) -> Instructions:
         self._died(self._pods.move(event.attempt, Cause.NOT_STARTED, event.now_ms), event.now_ms)
@@ -660,8 +650,6 @@ class AgentState:
             self._pods.move(attempt, Cause.SEEN, event.now_ms)
         return [ForgetPods(tuple(ended))] if ended else []
 
-    # --- what the server has on the node --------------------------------------------------------
-
     def _on_node_pods(self, event: NodePodsRead) -> Instructions:
         """Compare the pods that the server has on this node with those that are known here."""
         patience_ms = self._paces.bound_patience_ms if self._has_listed else 0
@@ -720,8 +708,6 @@ class AgentState:
     def _is_known(self, pod: Pod | None, attempt: PodAttempt) -> bool:
         is_ours = is_attempt(pod, attempt) and pod is not None and pod.status.node == self._node
         return is_ours and pod is not None and pod.status.phase == PodPhase.RUNNING
-
-    # --- drain ----------------------------------------------------------------------------------
 
     def _on_signals(self, event: SignalsReceived) -> Instructions:
         if not event.count:

@@ -103,8 +103,6 @@ class DevicePool:
         self._all |= {one: Device(index=len(found.devices), id=one) for one in sorted(lacking)}
         self.update(found)
 
-    # --- what exists --------------------------------------------------------------------------
-
     def update(self, found: FoundDevices) -> bool:
         """Take over what the tools say now, and return whether this agent has locked more devices:
         those of another agent that has ended, or that have been repaired.
@@ -227,8 +225,6 @@ class DevicePool:
             amounts[name] = max(0, min(amounts[name], declared.get(name, amounts[name])))
         others = {name: units for name, units in resources.items() if not is_device_resource(name)}
         return {**others, **amounts}
-
-    # --- who has what -------------------------------------------------------------------------
 
     def _units(self, device: str) -> int:
         return sum(units.get(device, 0) for units in self._held.values())

@@ -204,8 +204,6 @@ def _run(tool: str, arguments: Sequence[str]) -> str:
     return output
 
 
-# --- NVIDIA -------------------------------------------------------------------------------------
-
 NVIDIA_FIELDS = (
     *("index", "uuid", "pci.bus_id", "name", "memory.total", "mig.mode.current"),
     *("utilization.gpu", "ecc.errors.uncorrected.volatile.total"),
@@ -363,9 +361,6 @@ def parse_nvidia_processes(text: str) -> dict[str, frozenset[int]]:
     return {uuid: frozenset(pids) for uuid, pids in found.items()}
 
 
-# --- AMD ----------------------------------------------------------------------------------------
-
-
 def _ask_amd(run: RunTool) -> FoundDevices:
     text = run(["static", "--asic", "--bus", "--vram", "--json"])
     devices = parse_amd_static(text)
@@ -513,9 +508,6 @@ def _json(text: str) -> Any:
         return msgspec.json.decode(text[start:].strip())
     except msgspec.MsgspecError:
         return None
-
-
-# --- all ----------------------------------------------------------------------------------------
 
 
 def _numbered(devices: Iterable[Device]) -> list[Device]:

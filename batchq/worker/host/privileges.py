@@ -80,9 +80,6 @@ def find_account(name: str) -> Account | None:
     )
 
 
-# --- the rights of this process -----------------------------------------------------------------
-
-
 class _Header(ctypes.Structure):
     _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
 
@@ -191,9 +188,6 @@ def give(path: str | Path | int, account: Account | None) -> None:
     if account is not None:
         with raised(Capability.CHOWN):
             os.chown(path, account.uid, account.gid)
-
-
-# --- commands of another account ----------------------------------------------------------------
 
 
 class _Failure(Struct, frozen=True):

@@ -163,8 +163,6 @@ class InnerCommands:
             inner.guard.watch_over(process.pid)
         return inner
 
-    # --- while they run -----------------------------------------------------------------------
-
     def owns(self, descriptor: int) -> bool:
         """Whether this is the descriptor of the orders, or of a command."""
         return descriptor == self._control.fileno() or descriptor in self._places
@@ -217,8 +215,6 @@ class InnerCommands:
         """Forget all of them: the pod has ended, and its processes were killed."""
         for inner in self._all():
             self._forget(inner, ExecEnd(message=_POD_HAS_ENDED))
-
-    # --- one of them --------------------------------------------------------------------------
 
     def _all(self) -> list[_InnerCommand]:
         return [inner for place, inner in self._places.items() if place == inner.pidfd]

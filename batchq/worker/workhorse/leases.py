@@ -151,8 +151,6 @@ class Voucher:
         self._row = row
         self._start = row * _ROW
 
-    # --- the agent's side -------------------------------------------------------------------
-
     def begin(self, *, asked_at: int, now_ms: int) -> None:
         """Begin to vouch for another attempt, before the work-horse gets it."""
         for place, number in (
@@ -187,8 +185,6 @@ class Voucher:
     def seen_at(self) -> int:
         """When the work-horse gave its last sign of life."""
         return self._read(_SEEN_AT)
-
-    # --- the work-horse's side --------------------------------------------------------------
 
     def sign(self, now_ms: int) -> None:
         """Give a sign of life."""

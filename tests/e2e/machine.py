@@ -205,10 +205,12 @@ class Machine:
             return False
         return sum("socket:" in link for link in links) >= sockets
 
-    def up(self, *, agents: int = 0, resources: str = "cpu=1,memory=512Mi") -> None:
-        """Start server, scheduler with quick settings, and agents, with `batchq up`."""
-        config = ("--config", str(self.quick), "--no-api")
-        self.batchq("up", "--agents", str(agents), "--resources", resources, *config)
+    def up(
+        self, *, agents: int = 0, resources: str = "cpu=1,memory=512Mi", config: Path | None = None
+    ) -> None:
+        """Start server, scheduler with quick settings or others, and agents, with `batchq up`."""
+        words = ("--config", str(config or self.quick), "--no-api")
+        self.batchq("up", "--agents", str(agents), "--resources", resources, *words)
 
     def agent(
         self,

@@ -15,7 +15,7 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.client import Client
 from batchq.daemon import detached
 from tests.e2e import hello
-from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
+from tests.e2e.machine import QUICK, Machine, group, kill, phase, pods_of, until
 from tests.tidy.command_lines import commands_in
 from tests.tidy.source import ROOT
 
@@ -103,9 +103,10 @@ line end
 class Scene:
     """A gang of four in its first round, on two agents, and what its pods have written."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, *, settings: str = QUICK) -> None:
         self.machine = machine
-        machine.up()
+        self._config = machine.file("scene.yaml", settings)
+        self.start_scheduler()
         self.agents = {name: machine.agent(name) for name in ("n1", "n2")}
         self.diary = machine.root / "diary"
 
@@ -129,6 +130,9 @@ class Scene:
         text = self.diary.read_text() if self.diary.exists() else ""
         rows = [line.split() for line in text.splitlines()]
         return [row[3] for row in sorted(rows) if (row[0], row[2]) == (str(round_), word)]
+
+    def start_scheduler(self) -> None:
+        self.machine.up(config=self._config)
 
     def restart_agent(self, name: str) -> None:
         kill(self.agents[name].pid)
@@ -173,11 +177,15 @@ def test_a_gang_that_loses_a_rank_starts_again_whole(
 # --- while a gang meets ---------------------------------------------------------------------------
 
 
+#: An agent that is stopped for the length of a test keeps its node, and the gang its places.
+PATIENT = QUICK.replace("nodeTimeout: 3s", "nodeTimeout: 10m").replace("20s", "10m")
+
+
 class MeetingScene(Scene):
     """A gang of which two pods have claimed their places on n1, and wait for two on n2."""
 
     def __init__(self, machine: Machine) -> None:
-        super().__init__(machine)
+        super().__init__(machine, settings=PATIENT)
         self.other = psutil.Process(self.agents["n2"].pid)
         self.other.suspend()
         script = 'echo "$BATCHQ_ROUND $BATCHQ_RANK start $MASTER_PORT" >> "$0"'
@@ -212,7 +220,7 @@ def kill_the_scheduler(scene: MeetingScene) -> None:
     record = detached.read_record(scene.machine.home.run / "scheduler.json")
     assert record is not None
     kill(record.pid)
-    scene.machine.up()
+    scene.start_scheduler()
 
 
 @pytest.mark.parametrize("strike", [kill_the_agent_that_has_claimed, kill_the_scheduler])

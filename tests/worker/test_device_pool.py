@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -426,6 +427,32 @@ def test_an_agent_takes_over_what_another_has_released(make_pool: MakePool) -> N
     one.close()
     other.update(FoundDevices(devices=devices))
     assert other.offer({})["gpu"] == 2000
+
+
+def test_an_agent_locks_what_has_been_released_without_asking_the_tools(
+    make_pool: MakePool,
+) -> None:
+    devices, copies = tuple(gpus(2)), list[socket.socket]()
+
+    def share(lock: socket.socket) -> bool:
+        copies.append(lock)
+        return True
+
+    one, other = make_pool(devices, declared={"gpu": 1000}), make_pool(devices)
+    other.share_locks(share)
+    assert (other.lock_released(), len(copies)) == (False, 1)
+    one.close()
+    assert (other.lock_released(), len(copies)) == (True, 2)
+    assert (other.lock_released(), other.offer({})["gpu"]) == (False, 2000)
+
+
+def test_a_device_whose_lock_cannot_be_shared_is_not_used(make_pool: MakePool) -> None:
+    devices = tuple(gpus(1))
+    one, other = make_pool(devices), make_pool(devices)
+    other.share_locks(lambda _: False)
+    one.close()
+    assert (other.lock_released(), other.offer({})) == (False, {})
+    assert make_pool(devices).offer({})["gpu"] == 1000
 
 
 @pytest.mark.parametrize("names", [("1", "2"), ("0000:01:00.0", "0000:02:00.0")])

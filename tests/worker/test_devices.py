@@ -145,6 +145,32 @@ def test_two_agents_share_the_devices_of_their_machine(stage: Stage, gpus: Gpus)
     assert [one.index for one in shown if not one.trouble] == [1, 3]
 
 
+def test_a_new_agent_offers_what_the_pods_of_its_predecessor_held(
+    stage: Stage, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("A_TEST_AGENT_IS_CURIOUS")
+    script = (
+        "import socket, sys, time; from pathlib import Path;"
+        " from batchq.worker.host.processes import mark_of, set_mark;"
+        " set_mark(mark_of(Path(sys.argv[1])));"
+        " lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM);"
+        " lock.bind('\\0batchq-device-' + sys.argv[2]); print('locked', flush=True);"
+        " time.sleep(600)"
+    )
+    folder = stage.home.resolve() / "run" / "n1"
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-c", script, str(folder), gpus.devices[2].id]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as pod:
+        assert pod.stdout is not None
+        assert pod.stdout.readline() == b"locked\n"
+        stage.start_agent(resources=None)
+        pod.wait()
+    # It is logged after the report is sent.
+    until(lambda: "node offered" in stage.log_text(), within_s=WITHIN_S)
+    first = next(line for line in stage.log_text().splitlines() if "node offered" in line)
+    assert "'gpu': 4000" in first
+
+
 class Machine:
     """Two agents that both want all devices, and as many pods as these can take."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -56,6 +57,21 @@ def test_the_guard_hears_only_of_later_instants() -> None:
     assert os.read(recorder.read_end, 100) == b"until 5000\nuntil 6000\n"
     guard.dismiss()
     os.close(recorder.read_end)
+
+
+def test_a_lock_is_held_until_the_last_pod_has_ended() -> None:
+    name, post = f"\0lock-of-{os.getpid()}", GuardPost()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
+        lock.bind(name)
+        assert post.hold(lock)
+    guard = Guard(post=post)
+    post.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as again:
+        with pytest.raises(OSError, match="Address already in use"):
+            again.bind(name)
+        guard.dismiss()
+        os.waitpid(post.pid, 0)
+        again.bind(name)
 
 
 def has_ended(command: subprocess.Popen[bytes]) -> bool:

@@ -270,7 +270,8 @@ class Agent:
         self._member.refuse_if_served()
         self._files.occupy(is_shared=settings.accounts is not None)
         self._boot = own_boot()
-        self._post = GuardPost(processes.mark_of(self._run_dir), locks=self._devices.locks())
+        self._post = GuardPost(processes.mark_of(self._run_dir))
+        self._devices.share_locks(self._post.hold)
         # The guard is among the children that are left alone: it is collected when this process
         # ends.
         self._foreign_children = child_pids()
@@ -291,21 +292,6 @@ class Agent:
             run_dir=self._run_dir,
             accounts=settings.accounts,
         )
-        self._slots.delete_damaged(of_node=True)
-        self._slots.clean()
-        self._exec.keep_open(self._listener)
-        self._has_leftovers = bool(self._sweep(within_s=_SWEEP_S))
-        former = tuple(PodAttempt(run.pod, run.attempt) for run in self._files.all())
-        self._handle(FormerPodsFound(now_ms=monotonic_ms(), attempts=former))
-        self._settle_all()
-        self._files.forget_all(keep={attempt.id for attempt in self._state.ended()})
-        self._reconcile()
-        # Nothing runs here yet, and the scheduler may bind pods as soon as it sees the node ready.
-        self._handle(ServerAnswered(now_ms=monotonic_ms(), run=self._store.run_id()))
-        self._store.beat(settings.node, self._state.known_to)
-        # Damaged keys take the node out of service a moment later, with the reason.
-        if not self._is_out_of_service:
-            self._member.register()
         self._tasks = PeriodicTasks(
             {
                 self._renew_leases: min(LEASES_MS, settings.lease_ms // _PACES.renew_parts),
@@ -320,10 +306,27 @@ class Agent:
                 self._leave_spoiled: SECOND,
                 self._end_paused: min(SECOND, settings.lease_ms // 6),
                 self._check_devices: _DEVICES_MS,
+                self._offer_devices: _SETTLE_MS,
             },
             now_ms=monotonic_ms(),
             outage=self._outage,
         )
+        self._slots.delete_damaged(of_node=True)
+        self._slots.clean()
+        self._exec.keep_open(self._listener)
+        self._has_leftovers = bool(self._sweep(within_s=_SWEEP_S))
+        self._offer_devices()
+        former = tuple(PodAttempt(run.pod, run.attempt) for run in self._files.all())
+        self._handle(FormerPodsFound(now_ms=monotonic_ms(), attempts=former))
+        self._settle_all()
+        self._files.forget_all(keep={attempt.id for attempt in self._state.ended()})
+        self._reconcile()
+        # Nothing runs here yet, and the scheduler may bind pods as soon as it sees the node ready.
+        self._handle(ServerAnswered(now_ms=monotonic_ms(), run=self._store.run_id()))
+        self._store.beat(settings.node, self._state.known_to)
+        # Damaged keys take the node out of service a moment later, with the reason.
+        if not self._is_out_of_service:
+            self._member.register()
         # A garbage collection would write to every memory page that work-horses share with this
         # process.
         gc.collect()
@@ -597,8 +600,6 @@ class Agent:
     def _settle_all(self) -> None:
         """Report ends that work-horses could not, once the last process of each pod is gone."""
         rounds = self._kill_rounds
-        if self._devices.may_change:
-            self._offer_devices()
         self._ports.keep(self._state)
         self._devices.keep(self._state)
         self._handle(EndsDue(now_ms=monotonic_ms()))
@@ -721,18 +722,20 @@ class Agent:
         if found is None:
             return
         self._poll.unregister(descriptor)
-        if self._devices.update(found):
-            # They have not inherited the new locks.
-            self._slots.end_idle(now_ms=monotonic_ms(), after_ms=0)
+        self._devices.update(found)
         self._offer_devices()
 
     def _offer_devices(self) -> None:
         """Offer what the devices are worth now, with the next beat."""
-        is_changed = self._member.change(
+        if self._devices.lock_released():
+            # Idle work-horses have not inherited the new locks.
+            self._slots.end_idle(now_ms=monotonic_ms(), after_ms=0)
+            # A program that is no pod may use what has been released.
+            self._tasks.hurry(self._check_devices, now_ms=monotonic_ms())
+        if self._member.change(
             resources=within_slots(self._devices.offer(self._resources), self._most_pods),
             annotations={DEVICES_ANNOTATION: encode_devices(self._devices.devices())},
-        )
-        if is_changed:
+        ):
             self._tasks.hurry(self._beat, now_ms=monotonic_ms())
 
     def _let_idle_go(self) -> None:

@@ -10,10 +10,11 @@ are only declared are not locked, because nothing says that two agents mean the 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from math import comb
@@ -31,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 #: Beyond this many choices, devices are chosen one by one instead of by comparing all sets.
 _MOST_CHOICES = 5_000
+
+_FIRST_DESCRIPTOR = 64
 
 #: A device's work is shown in tens of percent, and as it was at every third look: each change is a
 #: write of the node.
@@ -81,6 +84,7 @@ class DevicePool:
         self._declared = declared
         self._all: dict[str, Device] = {}
         self._locks: dict[str, socket.socket] = {}
+        self._share: Callable[[socket.socket], bool] = lambda _: True
         #: In thousandths of each device.
         self._held: dict[PodAttempt, dict[str, int]] = {}
         #: Of these, the devices for which the pod named no model.
@@ -102,14 +106,13 @@ class DevicePool:
         lacking = (self._selected or frozenset()).difference(there)
         self._all |= {one: Device(index=len(found.devices), id=one) for one in sorted(lacking)}
         self.update(found)
+        self._locks_seen = len(self._locks)
 
-    def update(self, found: FoundDevices) -> bool:
-        """Take over what the tools say now, and return whether this agent has locked more devices:
-        those of another agent that has ended, or that have been repaired.
-        """
+    def update(self, found: FoundDevices) -> None:
+        """Take over what the tools say now, and lock what is free or has been repaired."""
         if not self.are_found_by_tools:
-            return False
-        known, locked = {one.id: one.trouble for one in self.devices()}, len(self._locks)
+            return
+        known = {one.id: one.trouble for one in self.devices()}
         seen = {one.id: one for one in found.devices}
         parents = {one.parent or one.id for one in found.devices}
         missing: list[Device] = []
@@ -138,7 +141,6 @@ class DevicePool:
         for device in self.devices():
             if device.trouble != known.get(device.id, ""):
                 log.warning("device changed", device=device.id, trouble=device.trouble or "none")
-        return len(self._locks) > locked
 
     def begin_check(self) -> None:
         """Note that the tools are asked now. Until they have answered, a process on a device may be
@@ -165,7 +167,10 @@ class DevicePool:
         return self._selected is None or not self._selected.isdisjoint((device.id, device.parent))
 
     def _take_lock(self, device: str) -> bool:
-        lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as low:
+            # Pods inherit the number, and a shell before a pod's command uses one below 10.
+            high = fcntl.fcntl(low.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
+            lock = socket.socket(fileno=high)
         try:
             lock.bind(_lock_name(device))
         except OSError as trouble:
@@ -173,12 +178,26 @@ class DevicePool:
             if trouble.errno == errno.EADDRINUSE:
                 return False
             raise
+        if not self._share(lock):
+            lock.close()
+            return False
         self._locks[device] = lock
         return True
 
-    def locks(self) -> list[socket.socket]:
-        """Return the locks of the agent's devices."""
-        return list(self._locks.values())
+    def share_locks(self, share: Callable[[socket.socket], bool]) -> None:
+        """Hand each lock to `share`, which returns whether it has taken a copy; also later ones."""
+        self._share = share
+        for lock in self._locks.values():
+            share(lock)
+
+    def lock_released(self) -> bool:
+        """Lock the devices that another agent, or a pod of a former one, has released; return
+        whether there are more locks than at the last call.
+        """
+        if any(one.trouble == LOCKED for one in self.devices()):
+            self._lock()
+        before, self._locks_seen = self._locks_seen, len(self._locks)
+        return len(self._locks) > before
 
     def locks_of(self, holder: PodAttempt) -> dict[str, int]:
         """Return the descriptors of the locks of a pod's devices, by the ids of the devices."""

@@ -17,7 +17,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic_ns
@@ -27,6 +27,7 @@ from batchq.worker.host.processes import collect, set_mark
 
 _MAX_PATH_BYTES = 4096
 _DEVNULL_FOR = (0, 1, 2)
+_HOLD = b"hold"
 
 
 class Guard:
@@ -87,11 +88,10 @@ class GuardPost:
     The agent starts it; the work-horses inherit the socket to it.
     """
 
-    def __init__(self, mark: int | None = None, *, locks: Sequence[socket.socket] = ()) -> None:
+    def __init__(self, mark: int | None = None) -> None:
         """Fork the process. Raise OSError. The calling process must have a single thread.
 
-        `mark`: how the next agent recognizes a guard that has been left, if given. `locks`: what
-        stays locked until the last pod has ended, although agent and work-horses are killed.
+        `mark`: how the next agent recognizes a guard that has been left, if given.
         """
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
@@ -99,7 +99,7 @@ class GuardPost:
             try:
                 if mark is not None:
                     set_mark(mark)
-                _detach([theirs.fileno(), *(lock.fileno() for lock in locks)])
+                _detach([theirs.fileno()])
                 _Watch(theirs).keep()
             finally:
                 os._exit(0)
@@ -112,6 +112,18 @@ class GuardPost:
         path = b"" if cgroup is None else os.fsencode(cgroup.path)
         try:
             socket.send_fds(self._socket, [b"guard " + path], [read_end])
+        except OSError:
+            return False
+        return True
+
+    def hold(self, lock: socket.socket) -> bool:
+        """Hand over a copy of a lock, and return whether it could be sent.
+
+        It stays locked until the last pod has ended, even if the agent and its work-horses are
+        killed.
+        """
+        try:
+            socket.send_fds(self._socket, [_HOLD], [lock.fileno()])
         except OSError:
             return False
         return True
@@ -205,6 +217,8 @@ class _Watch:
     def __init__(self, post: socket.socket | None) -> None:
         self._post = post
         self._pods: dict[int, _Pod] = {}
+        #: The descriptors of locks, held until this process ends.
+        self._locks: list[int] = []
         self._poll = select.poll()
         if post is not None:
             self._poll.register(post.fileno(), select.POLLIN)
@@ -239,6 +253,9 @@ class _Watch:
             # Neither the agent nor any of its work-horses is left.
             self._poll.unregister(post.fileno())
             self._post = None
+            return
+        if message == _HOLD:
+            self._locks += descriptors
             return
         path = os.fsdecode(message.partition(b" ")[2])
         for descriptor in descriptors:

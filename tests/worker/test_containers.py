@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from batchq.api.containers import RUNTIMES, container_problems, runtime_of, with_runtime_labels
 from batchq.api.lifecycle import PodPhase
@@ -55,6 +56,14 @@ def test_bwrap_without_an_image_shows_the_files_of_the_node_and_mounts() -> None
         environment=PROGRAM.environment,
         folder="/work",
         spares_leader=True,
+    )
+
+
+def test_bwrap_reports_through_a_descriptor_that_a_shell_opens() -> None:
+    found = contained(PROGRAM, Container(), structs.replace(HOST, report="/run/n1/p-1.started"))
+    assert found.argv[:9] == (
+        *("/bin/sh", "-c", 'exec "$@" 9>"$0"', "/run/n1/p-1.started", "/usr/bin/tool"),
+        *("--die-with-parent", "--json-status-fd", "9", "--bind"),
     )
 
 
@@ -337,9 +346,6 @@ def test_an_image_is_read_only_and_mounts_are_where_they_should_be(
     assert stage.output(pod) == f"of the node{tmp_path}\n"
     assert (tmp_path / "written").exists()
     assert not Path("/tmp/yes").exists()
-    missing = shell(stage, "true", container=Container(image=str(tmp_path / "no-image")))
-    assert stage.ended(missing).status.exit_code == 1
-    assert "bwrap: " in stage.output(missing, "stderr")
 
 
 @pytest.mark.e2e
@@ -348,8 +354,38 @@ def test_a_pod_whose_node_lacks_the_runtime_fails_with_one_sentence(stage: Stage
     pod = shell(stage, "true", container=Container(image="/i.sqsh"))
     status = stage.ended(pod).status
     assert (status.exit_code, status.message) == (
-        126,
+        125,
         "its container needs enroot, which this node does not have",
+    )
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("bwrap")
+@pytest.mark.parametrize("containment", ["subreaper", "pid-namespace"])
+def test_a_program_that_its_container_cannot_start_is_told_from_one_that_fails(
+    stage: Stage, tmp_path: Path, containment: str
+) -> None:
+    stage.start_agent(containment=containment)
+    here, (file, empty) = Container(), (tmp_path / "file", tmp_path / "empty")
+    file.touch()
+    empty.mkdir()
+    cases: list[tuple[Container, str, int, str]] = [
+        (Container(image="/no-image"), "true", 125,
+         "the image /no-image of its container is not on this node"),
+        (Container(mounts=("/no-mount:/mnt",)), "true", 125,
+         "the mount /no-mount of its container is not on this node"),
+        (Container(image=str(empty)), "true", 125,
+         "its container could not be set up: Can't mkdir /tmp: Read-only file system"),
+        (here, "no-program", 127, "command not found in its container: no-program"),
+        (here, str(file), 126, f"cannot run {file} in its container: Permission denied"),
+    ]  # fmt: skip
+    pods = [stage.bind(program, container=container)[0] for container, program, *_ in cases]
+    ended = [stage.ended(pod).status for pod in pods]
+    assert [(one.exit_code, one.message) for one in ended] == [(*rest,) for _, _, *rest in cases]
+    fails = shell(stage, "echo bwrap: execvp false: No such file >&2; exit 1", container=here)
+    assert (stage.ended(fails).status.exit_code, stage.now(fails).status.message) == (
+        1,
+        "exited with 1",
     )
 
 

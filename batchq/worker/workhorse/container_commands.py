@@ -11,6 +11,8 @@ shared memory and CUDA's IPC.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +20,10 @@ from msgspec import Struct, structs
 
 from batchq.api.containers import ContainerMount, mount_of, runtime_of
 from batchq.api.objects import Container
+from batchq.worker.workhorse.run_file import NO_CONTAINER, NOT_EXECUTABLE, NOT_FOUND, PodOutcome
 
+#: The descriptor for the report of bwrap. Those of the locks of devices have higher numbers.
+_REPORT_DESCRIPTOR = "9"
 #: Variables that an image sets for itself.
 _OF_IMAGE = frozenset({"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "SHELL"})
 _INDICES = re.compile(r"[0-9]+(,[0-9]+)*")
@@ -26,6 +31,8 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES
 #: Folders that programs expect, and of which an image has only the mount points.
 _SYSTEM = ("/proc", "/sys")
 _NAMES = ("/etc/resolv.conf", "/etc/hosts", "/etc/passwd", "/etc/group")
+_REPORTING = ("/bin/sh", "-c", f'exec "$@" {_REPORT_DESCRIPTOR}>"$0"')
+_BWRAP_SAYS = re.compile(r"^bwrap: (?:execvp (?P<program>.*): )?(?P<why>.*)$", re.MULTILINE)
 
 
 class PodProgram(Struct, frozen=True, kw_only=True):
@@ -41,13 +48,15 @@ class ContainerHost(Struct, frozen=True, kw_only=True):
     """What a node gives to a container.
 
     `program` is the path of the runtime. `run_dir` holds the files that the pod reads. `nodes` are
-    the device nodes that the pod may use, and `gpus` the ids of its GPUs.
+    the device nodes that the pod may use, and `gpus` the ids of its GPUs. `report` is where bwrap
+    writes what becomes of the program, if anything reads it.
     """
 
     program: str
     run_dir: str = ""
     nodes: Sequence[str] = ()
     gpus: Sequence[str] = ()
+    report: str = ""
 
 
 def contained(
@@ -65,6 +74,31 @@ def contained(
             return _by_enroot(program, container, host)
         case "podman":
             return _by_podman(program, container, host)
+
+
+def files_of(container: Container) -> list[tuple[str, str]]:
+    """Return what a container needs on its node, as what it is and its path."""
+    images = [("image", container.image)] if container.image.startswith("/") else []
+    mounts = [found for text in container.mounts if (found := mount_of(text)) is not None]
+    return [*images, *(("mount", mount.source) for mount in mounts)]
+
+
+def start_failure(output: str) -> PodOutcome:
+    """Return why bwrap has not executed its program, by the end of what it has printed."""
+    lines = list(_BWRAP_SAYS.finditer(output))
+    if not lines:
+        return PodOutcome(exit_code=NO_CONTAINER, message="its container could not be set up")
+    program, why = lines[-1]["program"], lines[-1]["why"]
+    if program is None:
+        message = f"its container could not be set up: {why}"
+        return PodOutcome(exit_code=NO_CONTAINER, message=message)
+    if why == os.strerror(errno.ENOENT):
+        return PodOutcome(
+            exit_code=NOT_FOUND, message=f"command not found in its container: {program}"
+        )
+    return PodOutcome(
+        exit_code=NOT_EXECUTABLE, message=f"cannot run {program} in its container: {why}"
+    )
 
 
 def activated(environment: Mapping[str, str], folder: str, *, is_conda: bool) -> dict[str, str]:
@@ -91,6 +125,8 @@ def _by_bwrap(program: PodProgram, container: Container, host: ContainerHost) ->
     """Return a command of bwrap, in which the last option for a path wins."""
     image, folder = container.image, program.folder
     words = [host.program, "--die-with-parent"]
+    if host.report:
+        words = [*_REPORTING, host.report, *words, "--json-status-fd", _REPORT_DESCRIPTOR]
     environment = dict(program.environment)
     if image:
         words += ["--ro-bind", image, "/", "--tmpfs", "/tmp"]  # noqa: S108 - the container's own

@@ -41,6 +41,8 @@ CHECK_MS = 500
 FLUSH_MS = 200
 #: A connection that has not been used for this long is closed.
 IDLE_CONNECTION_MS = 5_000
+#: How much of a log shows why a program was not executed.
+_END_BYTES = 4096
 #: Chunks per flush; bounds a flood of output to a few megabytes a second on the server.
 _CHUNKS_PER_FLUSH = 8
 #: The longest pause before an unavailable server is asked again: a lease is at stake.
@@ -314,6 +316,16 @@ class LogFile:
         self.trouble = f"the output could not be kept in {self.path}: {trouble.strerror}"
         log.warning("log file given up", path=str(self.path), trouble=str(trouble))
         self.close()
+
+
+def end_of_log(path: Path) -> str:
+    """Return the end of a local file; "" if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _END_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 class LogStream:

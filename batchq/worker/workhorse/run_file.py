@@ -19,10 +19,12 @@ from batchq.worker.host import privileges
 from batchq.worker.host.privileges import Account
 from batchq.worker.rendezvous import Peer, RendezvousFiles, hostfile_of, peers_file_of
 
-__all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "PodOutcome", "outcome_of"]
+__all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "NO_CONTAINER", "PodOutcome", "outcome_of"]
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
+#: As docker has it.
+NO_CONTAINER = 125
 #: As in a shell: exit code 137 means killed by signal 9.
 _SIGNAL_BASE = 128
 
@@ -50,10 +52,11 @@ log = structlog.get_logger(__name__)
 
 _SUFFIX, _DRAFT = ".json", ".draft"
 _STOP, _STOP_DRAFT, _TOKEN = ".stop", ".stop-draft", ".token"
-_HOSTS, _PEERS = ".hosts", ".peers"
+_HOSTS, _PEERS, _STARTED = ".hosts", ".peers", ".started"
 #: All files of an attempt. The draft, which may replace a missing record, is removed first.
 _SUFFIXES = (
-    *(_TOKEN, _HOSTS, _PEERS, _DRAFT, _SUFFIX, _STOP, _STOP_DRAFT, ".unsent", ".unsent-draft"),
+    *(_TOKEN, _HOSTS, _PEERS, _STARTED, _DRAFT, _SUFFIX, _STOP, _STOP_DRAFT),
+    *(".unsent", ".unsent-draft"),
 )
 
 
@@ -137,6 +140,10 @@ class RunFiles:
             file.write(f"{text}\n")
             privileges.give(file.fileno(), self.reader)
         return path
+
+    def start_report(self, pod: str, attempt: int) -> StartReport:
+        """Return the report of an attempt's container, not yet written. Raise OSError."""
+        return StartReport(f"{self._directory}/{pod}-{attempt}{_STARTED}", self.reader)
 
     def unsent_file(self, pod: str, attempt: int) -> Path:
         """Return the path of the output that could not be sent."""
@@ -227,6 +234,37 @@ class RunFiles:
         for path in self._directory.iterdir():
             if path.suffix in _SUFFIXES and path.stem not in keep:
                 path.unlink(missing_ok=True)
+
+
+class StartReport:
+    """Tells whether bwrap has executed its program: a pipe with a name, which bwrap opens.
+
+    Unlike a file, it works on a full disk, where bwrap would fail instead of the program.
+    """
+
+    _MOST_BYTES = 4096
+
+    def __init__(self, path: str, account: Account | None) -> None:
+        """Make the pipe, for bwrap to open under an account. Raise OSError."""
+        self.path = path
+        Path(path).unlink(missing_ok=True)
+        os.mkfifo(path, 0o600)
+        privileges.give(path, account)
+        self._read_end = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def has_run(self) -> bool:
+        """Return whether the program was executed; call it once, when bwrap has ended."""
+        try:
+            said = os.read(self._read_end, self._MOST_BYTES)
+        except BlockingIOError:
+            return False
+        # bwrap writes the exit code of a program that it has executed, and of no other.
+        return b'"exit-code"' in said
+
+    def close(self) -> None:
+        """Close and remove the pipe."""
+        os.close(self._read_end)
+        Path(self.path).unlink(missing_ok=True)
 
 
 def own_boot() -> str:

@@ -52,6 +52,8 @@ from batchq.worker.workhorse.container_commands import (
     PodProgram,
     activated,
     contained,
+    files_of,
+    start_failure,
 )
 from batchq.worker.workhorse.guard import GuardPost
 from batchq.worker.workhorse.inner_commands import (
@@ -80,11 +82,13 @@ from batchq.worker.workhorse.reporter import (
     monotonic_ms,
 )
 from batchq.worker.workhorse.run_file import (
+    NO_CONTAINER,
     NOT_EXECUTABLE,
     NOT_FOUND,
     PodOutcome,
     RunFile,
     RunFiles,
+    StartReport,
     own_boot,
     started_ms,
 )
@@ -257,6 +261,8 @@ class WorkHorse:
         self._bounds = UNBOUNDED
         #: The account that runs the pod; None: this process's own.
         self._account: Account | None = None
+        #: Whether the program of the pod's container was executed; None without a container.
+        self._start_report: StartReport | None = None
         self._outage = Outage()
         #: Processes that the command has left and that could not be killed.
         self._left: list[int] = []
@@ -333,6 +339,8 @@ class WorkHorse:
             return self._run_program(program, task, lease)
         finally:
             program.close()
+            if self._start_report is not None:
+                self._start_report.close()
 
     def _run_program(self, program: Program, task: Task, lease: Lease) -> PodOutcome | None:
         pod, group = self._pod, self._group
@@ -370,7 +378,7 @@ class WorkHorse:
             environment=plain.environment,
             working_dir=task.template.working_dir,
             container=container,
-            host=host,
+            host=host and structs.replace(host, report=""),
             bounds=self._bounds,
             enclosure=self._harness.enclosure or Enclosure(),
             post=self._harness.post,
@@ -379,6 +387,8 @@ class WorkHorse:
         outcome = self._supervise(command, pod, group, lease, interior)
         if outcome is None:
             return None
+        if self._start_report is not None and not (outcome.stopped or outcome.signal):
+            outcome = self._outcome_of_container(self._start_report, outcome)
         outcome, result = program.resolve(outcome)
         self._run = msgspec.structs.replace(self._run, result=result)
         return outcome
@@ -391,7 +401,7 @@ class WorkHorse:
         if folder:
             # No right is raised: the pod must not learn of folders that its account may not see.
             is_conda = os.path.isdir(f"{folder}/conda-meta")  # noqa: PTH112 - never raises
-            if not self._may_be_folder(f"{folder}/bin"):
+            if not self._may_be_there(f"{folder}/bin", is_folder=True):
                 message = f"envActivate {folder} is no environment on this node: it has no bin"
                 raise process.NotStarted(PodOutcome(exit_code=NOT_EXECUTABLE, message=message))
             environment = activated(environment, folder, is_conda=is_conda)
@@ -399,10 +409,13 @@ class WorkHorse:
                 argv = (f"{folder}/bin/python", *argv[1:])
         return PodProgram(argv=argv, environment=environment, folder=template.working_dir)
 
-    def _may_be_folder(self, path: str) -> bool:
-        """Whether a path is a folder, or one could be there that only the pod's account sees."""
+    def _may_be_there(self, path: str, *, is_folder: bool = False) -> bool:
+        """Whether a path exists, as a folder if that is asked for; or something could be there that
+        only the pod's account sees.
+        """
         try:
-            return stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 - as it is written
+            mode = os.stat(path).st_mode  # noqa: PTH116 - as it is written
+            return stat.S_ISDIR(mode) or not is_folder
         except PermissionError:
             return self._account is not None
         except (OSError, ValueError):
@@ -418,15 +431,33 @@ class WorkHorse:
         if container is None:
             return None
         name = runtime_of(container)
-        if path := shutil.which(name):
-            return ContainerHost(
-                program=path,
-                run_dir=str(self._harness.run_dir),
-                nodes=device_nodes(environment),
-                gpus=tuple(filter(None, environment.get("BATCHQ_GPU_UUIDS", "").split(","))),
-            )
-        message = f"its container needs {name}, which this node does not have"
-        raise process.NotStarted(PodOutcome(exit_code=NOT_EXECUTABLE, message=message))
+        program, message = shutil.which(name), ""
+        if program is None:
+            message = f"its container needs {name}, which this node does not have"
+        for what, path in files_of(container):
+            if not message and not self._may_be_there(path):
+                message = f"the {what} {path} of its container is not on this node"
+        if program is None or message:
+            raise process.NotStarted(PodOutcome(exit_code=NO_CONTAINER, message=message))
+        if name == "bwrap":
+            try:
+                self._start_report = self._files.start_report(self._uid, self._attempt)
+            except OSError as trouble:
+                log.warning("start not reported", trouble=str(trouble))
+        return ContainerHost(
+            program=program,
+            run_dir=str(self._harness.run_dir),
+            nodes=device_nodes(environment),
+            gpus=tuple(filter(None, environment.get("BATCHQ_GPU_UUIDS", "").split(","))),
+            report="" if self._start_report is None else self._start_report.path,
+        )
+
+    def _outcome_of_container(self, report: StartReport, outcome: PodOutcome) -> PodOutcome:
+        """Return the outcome of the container's program, or why it was not executed."""
+        if report.has_run():
+            return outcome
+        output = reporter.end_of_log(log_path(self._harness.log_dir, self._uid, self._attempt))
+        return start_failure(output)
 
     def _access_to_api(self, group: PodGroup) -> dict[str, str]:
         """Return the variables by which the pod finds the HTTP API and its token, if its group asks

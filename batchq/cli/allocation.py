@@ -33,6 +33,7 @@ from batchq.cli.console import Conversation, Speaker, exit_code_of
 from batchq.cli.foreground import (
     NotedSignals,
     WatchedGroup,
+    awaited,
     exit_code_of_pods,
     pods_of,
     signals_noted,
@@ -41,12 +42,19 @@ from batchq.cli.foreground import (
 from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
 from batchq.cli.output.progress import short
 from batchq.cli.output.render import one_line
-from batchq.cli.output.terminal import echo
+from batchq.cli.output.terminal import Interrupted, echo
 from batchq.cli.output.values import ending_text, print_results, seconds_of
 from batchq.cli.pod_exec import EARLY_S, answer_signals, command_of, converse, require_terminal
 from batchq.cli.request_options import awaited_command_options
 from batchq.client import Client
-from batchq.errors import BatchqError, Conflict, NotFound, UsageError, WaitTimedOut
+from batchq.errors import (
+    BatchqError,
+    Conflict,
+    NotFound,
+    StoreUnavailable,
+    UsageError,
+    WaitTimedOut,
+)
 
 #: What a pod runs until a command takes over; it is long enough for a slow node.
 _PLACEHOLDER = ("sleep", "120")
@@ -167,7 +175,8 @@ def await_running(
     """
     key = key_of(group)
     watched = WatchedGroup(client, key, noted, timeout_s=seconds_of(options["timeout"]))
-    while True:
+
+    def look() -> list[Pod] | None:
         found = client.get("PodGroup", key)
         assert isinstance(found, PodGroup)
         if found.status.phase in TERMINAL:
@@ -183,13 +192,15 @@ def await_running(
             if all(pod.status.phase == PodPhase.RUNNING for pod in pods):
                 return pods
         client.wait_for_change(most_s=_LOOK_S, least_s=0.1)
-        try:
-            watched.answer()
-        except WaitTimedOut:
-            raise WaitTimedOut(
-                f"PodGroup {key} has not run within {options['timeout']}, and was cancelled",
-                hint="`batchq why` explains why a group waits",
-            ) from None
+        return None
+
+    try:
+        return awaited(look, watched.answer)
+    except WaitTimedOut:
+        raise WaitTimedOut(
+            f"PodGroup {key} has not run within {options['timeout']}, so it is cancelled",
+            hint="`batchq why` explains why a group waits",
+        ) from None
 
 
 @contextmanager
@@ -197,9 +208,16 @@ def _cancelled_on_error(client: Client, key: str) -> Iterator[None]:
     """Cancel a group if something fails in this context; its pods would not end otherwise."""
     try:
         yield
-    except BaseException:  # anything, an interruption included
-        with suppress(BatchqError):
+    except Interrupted:
+        # It is cancelled already, or cannot be.
+        raise
+    except BaseException:  # anything
+        try:
             client.cancel(key, reason="the command that ran in it was left")
+        except StoreUnavailable:
+            echo(f"PodGroup {key} could not be cancelled: there is no server", err=True)
+        except BatchqError:
+            pass
         raise
 
 
@@ -211,19 +229,20 @@ def _ended(client: Client, key: str, pods: Sequence[Pod], noted: NotedSignals) -
     """
     began = {pod.metadata.uid: pod.status.attempt for pod in pods}
     watched = WatchedGroup(client, key, noted, timeout_s=None)
-    while True:
-        try:
+
+    def look() -> Result | None:
+        with suppress(WaitTimedOut):
             [result] = client.wait([key], timeout_s=_LOOK_S)
-        except WaitTimedOut:
-            now = {pod.metadata.uid: pod for pod in pods_of(client, [key])}
-            if any(uid not in now or _is_lost(now[uid], began[uid]) for uid in began):
-                raise Conflict(
-                    f"PodGroup {key} has lost a pod, and the command that ran in it",
-                    hint="it is cancelled; run the command again",
-                ) from None
-            watched.answer()
-        else:
             return result
+        now = {pod.metadata.uid: pod for pod in pods_of(client, [key])}
+        if any(uid not in now or _is_lost(now[uid], began[uid]) for uid in began):
+            raise Conflict(
+                f"PodGroup {key} has lost a pod, and the command that ran in it",
+                hint="it is cancelled; run the command again",
+            )
+        return None
+
+    return awaited(look, watched.answer)
 
 
 def _is_lost(pod: Pod, attempt: int) -> bool:

@@ -10,9 +10,9 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
-from time import monotonic
+from time import monotonic, sleep
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import click
 from msgspec import structs
@@ -28,7 +28,10 @@ from batchq.cli.output.terminal import EXIT_INTERRUPTED, Interrupted, echo
 from batchq.cli.output.values import exit_code_of, print_results, seconds_of
 from batchq.cli.request_options import requested
 from batchq.client import Client
-from batchq.errors import BatchqError, Conflict, NotFound, WaitTimedOut
+from batchq.client.connection import patience_of
+from batchq.errors import BatchqError, Conflict, NotFound, StoreUnavailable, WaitTimedOut
+
+T = TypeVar("T")
 
 #: A second Ctrl-C within this time cancels the group.
 _AGAIN_S = 1.0
@@ -249,7 +252,40 @@ class WatchedGroup:
         except (Conflict, NotFound):
             # It has just ended.
             return
+        except StoreUnavailable as away:
+            error = Interrupted(
+                f"PodGroup {self._key} could not be cancelled: {away.message}",
+                hint=f"`batchq cancel {self._key}` cancels it when the server is back",
+            )
+            error.exit_code = self.exit_code or error.exit_code
+            raise error from None
         echo(f"PodGroup {self._key} cancelled; waiting for its processes", err=True)
+
+
+def awaited(look: Callable[[], T | None], answer: Callable[[], None]) -> T:
+    """Call `look` until it returns something, and `answer` after each call. An outage of the server
+    is reported, and does not end the wait.
+
+    Raises what both raise, and StoreUnavailable if waiting does not help.
+    """
+    patience = patience_of(lambda sentence: echo(sentence, err=True), None)
+    while True:
+        look_at = 0.0
+        try:
+            found = look()
+        except StoreUnavailable as error:
+            wait_s = patience.next_wait_s(error)
+            if wait_s is None:
+                raise
+            look_at = monotonic() + wait_s
+        else:
+            patience.answered()
+            if found is not None:
+                return found
+        answer()
+        while monotonic() < look_at:
+            sleep(_TURN_S)
+            answer()
 
 
 def pods_of(client: Client, keys: Sequence[str]) -> list[Pod]:

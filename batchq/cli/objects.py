@@ -520,8 +520,12 @@ def warn_of_capacity(client: Client, applied: Sequence[Applied]) -> None:
     ]
     if not groups:
         return
-    nodes = client.nodes()
-    beyond_limits = list(limit_warnings(groups, *_limits_of(client, groups)))
+    try:
+        nodes, limits = client.nodes(), _limits_of(client, groups)
+    except StoreUnavailable:
+        # The groups are submitted, whatever becomes of the server.
+        return
+    beyond_limits = list(limit_warnings(groups, *limits))
     beyond_nodes = list(capacity_warnings(groups, nodes))
     _show_some(beyond_limits, "can never start")
     _show_some(beyond_nodes, "cannot start on the existing nodes")

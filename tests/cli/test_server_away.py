@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -83,3 +85,50 @@ def test_the_timeout_includes_the_outage(away: Server, words: tuple[str, ...]) -
 @pytest.mark.parametrize("words", [("logs", "f"), ("jobs",), ("external", "claim")])
 def test_other_commands_do_not_wait(away: Server, words: tuple[str, ...]) -> None:
     assert run(*words, url=away.url).code == 9
+
+
+@contextmanager
+def a_run_that_waits(server: Server) -> Iterator[subprocess.Popen[str]]:
+    """`batchq run` with an input, for whose group there is no room."""
+    words = ["run", "--name", "r", "--cpus", "1000", "--", "cat"]
+    with fork_server.Process(
+        [sys.executable, "-m", "batchq.cli", "--redis-url", server.url, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        while not process.stderr.readline().startswith("Submitted r"):
+            assert process.poll() is None
+        server.stop()
+        while not (line := process.stderr.readline()).endswith("; waiting for it\n"):
+            assert process.poll() is None, line
+        yield process
+        process.kill()
+
+
+def test_a_run_with_an_input_that_waits_for_nodes_survives_an_outage(away: Server) -> None:
+    away.start()
+    with a_run_that_waits(away) as process:
+        away.start()
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("the server is back after ")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=SOON_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    with Client(away.url) as client:
+        assert client.get("PodGroup", "r").status.phase == "Cancelled"
+
+
+def test_a_run_that_is_ended_during_an_outage_says_that_its_group_is_not_cancelled(
+    away: Server,
+) -> None:
+    away.start()
+    with a_run_that_waits(away) as process:
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=SOON_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    error, hint = said.splitlines()[-2:]
+    assert error.startswith("error: PodGroup default/r could not be cancelled: the server at ")
+    assert hint == "hint: `batchq cancel default/r` cancels it when the server is back"

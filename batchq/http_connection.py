@@ -215,9 +215,6 @@ def _length(status: int, headers: Mapping[str, str]) -> int | None:
     return int(stated)
 
 
-# --- sockets -----------------------------------------------------------------------------------
-
-
 def unix_socket(path: str, timeout_s: float) -> socket.socket:
     """Connect to a unix socket. Raises OSError."""
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

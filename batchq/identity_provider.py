@@ -24,8 +24,8 @@ _TIMEOUT_S = 5.0
 _MOST_BYTES = 512 * 1024
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
-#: What RFC 8628 says if the provider does not: seconds between two questions, and what is added
-#: each time that the provider asks for patience.
+#: The defaults of RFC 8628, in seconds: the time between two polls, and how much longer it becomes
+#: each time the provider answers `slow_down`.
 _USUAL_INTERVAL_S, _SLOWER_S = 5, 5
 _LONGEST_INTERVAL_S, _LONGEST_LOGIN_S = 60, 1800
 
@@ -44,7 +44,7 @@ class OidcSettings(NamedTuple):
 
 
 class DeviceLogin(NamedTuple):
-    """What the user is asked to do: open `url`, and enter `code` there."""
+    """A login that waits for the user, who opens `url` and enters `code` there."""
 
     url: str
     code: str

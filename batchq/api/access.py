@@ -196,8 +196,8 @@ class AccessRule(Struct, frozen=True, kw_only=True):
     without_role: bool = False
 
 
-#: What pods may touch, and what else they may read, in the namespace of their group; and what they
-#: may read that has no namespace.
+#: What pods may change, and what they may read: in the namespace of their group, and outside of
+#: namespaces.
 _OF_PODS = frozenset({TargetKind.GROUPS})
 _READ_BY_PODS = _OF_PODS | {TargetKind.QUOTAS}
 _OF_CLUSTER_FOR_PODS = frozenset({TargetKind.QUEUES, TargetKind.NODES})
@@ -221,7 +221,7 @@ RULES: dict[tuple[Verb, TargetKind, Tier | None], AccessRule] = {
     (Verb.UPDATE, _GROUPS, None): _CHANGING,
     (Verb.CANCEL, _GROUPS, None): _CHANGING,
     (Verb.DELETE, _GROUPS, None): _CHANGING,
-    # Who runs commands as the owner reads the owner's output, which operators may not.
+    # A command that runs as the owner can read the owner's output, which operators may not read.
     (Verb.EXEC, _GROUPS, None): AccessRule(roles=frozenset({_A}), of_owner=frozenset({_S, _A})),
     (Verb.READ, _QUEUES, None): AccessRule(everywhere=OF_NAMESPACES | {_O}),
     (Verb.CREATE, _QUEUES, None): _OPERATING,
@@ -300,8 +300,8 @@ def _is_in_scope(identity: Identity, verb: Verb, target: Target) -> bool:
             return True
         if target.kind not in (_READ_BY_PODS if verb is Verb.READ else _OF_PODS):
             return False
-        # A command has the account of the group's owner, which the code of another's job must not
-        # gain.
+        # A command runs under the account of the group's owner; the pod of another owner must not
+        # get at that account.
         if verb is Verb.EXEC and target.owner not in identity.names:
             return False
     return identity.scope.permits(verb, target.namespace)
@@ -510,8 +510,8 @@ def _without_message(condition: Condition) -> Condition:
     return structs.replace(condition, message="")
 
 
-#: What the author of an object has written, which the reader of that part reads as it is: a file in
-#: a command looks like the name of a group.
+#: The fields that the author of an object has written. They are shown unchanged to callers that may
+#: read them, because a file name in a command may look like the name of a group.
 _WRITTEN = frozenset({"apiVersion", "kind", "metadata", "spec"})
 
 

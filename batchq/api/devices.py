@@ -26,7 +26,7 @@ from batchq.api.resources import GPU, Amounts
 #: The annotation of a Node with its devices, as JSON.
 DEVICES_ANNOTATION = "batchq/devices"
 
-#: Begins the name of the resource of one model, and that of MIG instances.
+#: The prefixes of the resources of one model, and of MIG instances.
 TYPED, MIG = f"{GPU}:", "mig-"
 
 WHOLE = 1000
@@ -54,7 +54,7 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     vendor: str = ""
     bus: str = ""
-    #: What the tool calls it, and the short form of that: `NVIDIA H100 80GB HBM3` and `h100`.
+    #: The product name that the tool reports, and its short form: `NVIDIA H100 80GB HBM3`, `h100`.
     name: str = ""
     model: str = ""
     memory_bytes: int = 0
@@ -63,7 +63,7 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: The profile of a MIG instance, such as `1g.10gb`, and the id of its GPU.
     profile: str = ""
     parent: str = ""
-    #: How much of its time it worked lately, in percent; None if the tool does not say.
+    #: Its recent utilization in percent; None if the tool does not report it.
     busy_percent: int | None = None
 
     @property

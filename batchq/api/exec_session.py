@@ -21,9 +21,9 @@ from batchq.errors import InvalidInput, UnreadableRecord
 #: The data of one frame, and of all frames that are not acknowledged.
 FRAME_BYTES = 32 * 1024
 WINDOW_BYTES = 256 * 1024
-#: What a frame counts at least, so that small frames do not fill the server.
+#: Each frame counts as this many bytes at least, so that small frames do not fill the server.
 _LEAST_BYTES = 2 * 1024
-#: A side that has nothing to say says so this often.
+#: A side without other frames sends a ping this often.
 PING_S = 2.0
 SILENCE_S = 15.0
 #: How long a node may take to answer a request for a command, and how long a request is valid.
@@ -35,8 +35,8 @@ _MOST_CELLS = 65_535
 _LONGEST_TERM = 64
 
 #: From the user: input, the end of the input, a size of the terminal (`ROWS COLUMNS`), a signal
-#: (its number). From the node: both outputs, and the end. From both: how far the other's frames are
-#: processed (a number), and a sign of life.
+#: (its number). From the node: both outputs, and the end. From both: the number of the last frame
+#: that was processed, and a sign of life.
 FrameKind: TypeAlias = Literal[
     "stdin", "eof", "size", "signal", "stdout", "stderr", "end", "ack", "ping"
 ]
@@ -74,7 +74,7 @@ class TerminalSize(Struct, frozen=True):
 
 
 class ExecCommand(Struct, frozen=True, kw_only=True):
-    """What is to run in a pod.
+    """A command to run in a pod.
 
     `terminal`: it gets a pseudo-terminal, of this size and the type `term`. `has_input`: without
     it, its input is empty. `ends_pod`: the pod ends when it ends, with its exit code.
@@ -158,7 +158,7 @@ def signed_request(key: bytes, request: ExecRequest) -> ExecRequest:
 
 
 def is_request_signed(key: bytes, request: ExecRequest) -> bool:
-    """Whether a request was signed with a key as it is."""
+    """Whether a request has a valid signature by a key."""
     return hmac.compare_digest(_signature_of(key, request), request.signature)
 
 

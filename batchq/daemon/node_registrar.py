@@ -28,10 +28,10 @@ from batchq.system import structlog
 
 _log = structlog.get_logger()
 
-#: How long a caller may take to send its line.
+#: The longest time in which a caller sends its request.
 _LINE_S = 5.0
 _BACKLOG = 16
-#: How long a request to end may go unnoticed.
+#: How often the loop checks whether it is to end.
 _LOOK_S = 0.5
 _PEER = "3i"
 
@@ -54,7 +54,7 @@ class NodeUserService:
             if path.is_socket():
                 if _answers(path):
                     raise Conflict(f"another process listens on unix:{path}")
-                # A process that was killed has left it.
+                # A killed process has left the socket behind.
                 path.unlink()
             self._socket.bind(str(path))
             # Any account may connect; the kernel names it.

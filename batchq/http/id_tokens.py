@@ -40,10 +40,10 @@ _SHORTEST_RSA_BITS = 2048
 _LONGEST_TOKEN = 16 * 1024
 #: By how much the clocks of the provider and of this machine may differ.
 _SKEW_S = 60
-#: An older token is refused, whatever it says itself: it is exchanged at once, or never.
+#: An older token is refused even if it has not expired: clients exchange a token at once.
 _OLDEST_S = 600
-#: Keys are read again after this time; and for a token of an unknown key, but no more often than
-#: that: otherwise each forged token would ask the provider.
+#: Keys are read again after the first time; for a token with an unknown key after the second, since
+#: otherwise each forged token would cause a request to the provider.
 _KEYS_LAST_S, _KEYS_AGAIN_S = 3600.0, 10.0
 #: How long a login waits for another one that reads the keys.
 _LOCK_S = 10.0
@@ -53,7 +53,7 @@ _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@:+-]{0,100}")
 
 
 class OidcLogin(NamedTuple):
-    """Who logs in. `proof` is a digest of the token, which is good for one login."""
+    """A user who logs in. `proof` is a digest of the token, which permits one login."""
 
     user: str
     groups: tuple[str, ...]
@@ -144,7 +144,7 @@ class IdTokens:
     def _known_key(self, kid: object, algorithm: str) -> jwt.PyJWK | None:
         fitting = [one for one in self._keys if one.algorithm_name == algorithm]
         if kid is None:
-            # Without an id there must be no choice.
+            # A token that names no key is accepted only if there is a single key.
             return fitting[0] if len(fitting) == 1 else None
         return next((one for one in fitting if one.key_id == kid), None)
 
@@ -163,7 +163,7 @@ class IdTokens:
                 _log.warning("api.provider_keys_not_read", error=error.message)
                 if self._read_at is None:
                     raise
-                # What was read before stays valid for a while: the provider may be back soon.
+                # The last keys stay valid for a while: the provider may answer again soon.
                 self._read_at = self._clock()
                 return
             self._keys = _usable(document.get("keys"))

@@ -24,10 +24,10 @@ from batchq.errors import StoreUnavailable
 from batchq.store import keys
 from batchq.store.link import LONGEST_BLOCK_MS, Link, is_damaged
 
-#: Requests that a node has not read; more push the oldest out.
+#: The most unread requests of a node; further ones replace the oldest.
 REQUESTS_KEPT = 64
 _FRAMES_A_READ = 64
-#: Frames of a user that the node has not taken; the window permits half of them.
+#: The most frames of a user that the node has not taken; the window permits half as many.
 MOST_WAITING = 256
 #: An id that is not above the last one: the entry was written by a former try.
 _NO_IDS_LEFT = "exhausted the last possible ID"
@@ -131,7 +131,7 @@ class ExecChannel:
         return [frame for frame in frames if frame is not None]
 
     def _require_room(self) -> None:
-        """Raise StoreUnavailable if the node has not taken what it has: it may be gone."""
+        """Raise StoreUnavailable if too many frames wait for the node: it may be gone."""
 
         def measure(client: Any) -> Any:
             pipeline = client.pipeline(transaction=False)
@@ -189,7 +189,7 @@ class ExecChannel:
         self._link.ask(lambda client: client.delete(self._out, self._in))
 
     def refuse(self, message: str, *, is_early: bool = False) -> None:
-        """Say why there is no session; the user can send nothing."""
+        """Tell the user why there is no session, and accept no frames."""
         self._create(self._out)
         end = msgspec.json.encode(ExecEnd(message=message, is_early=is_early))
         self.send([ExecFrame(number=1, kind="end", data=end)])

@@ -46,13 +46,13 @@ log = structlog.get_logger(__name__)
 
 _READ_WAIT_MS = 1_000
 _TURN_MS = 200
-#: How long the rest of the output may take to come once the command has ended.
+#: The longest wait for the rest of the output after the command has ended.
 _REST_S = 1.0
-#: How long the relay stays for a user who has not fetched everything.
+#: How long the relay waits for a user that has not fetched the whole output.
 _FETCH_S = 5.0
 _LOST = "the work-horse of the pod has gone"
 _MOST_END_BYTES = 64 * 1024
-#: What a user types to end the input.
+#: The character that ends the input on a terminal.
 _END_OF_INPUT = b"\x04"
 
 
@@ -136,7 +136,7 @@ def _detach(kept: set[int]) -> None:
     """
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT):
-        # An agent that drains lets its pods go on, and the commands in them.
+        # Pods, and the commands in them, continue while their agent drains.
         signal.signal(number, signal.SIG_IGN)
     os.setsid()
     empty = os.open(os.devnull, os.O_RDWR)
@@ -162,10 +162,10 @@ class _Relay:
         self._window, self._acknowledger = SendWindow(), Acknowledger()
         self._control = socket.socket(fileno=ends.control)
         self._control.setblocking(False)
-        #: What the user has sent and the main thread has not seen, or why the reader has ended.
+        #: The user's frames that the main thread has not seen, or why the reader has ended.
         self._received: deque[ExecFrame | BatchqError] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        #: What the command has not read yet, and whether the input ends after it.
+        #: Input that the command has not read yet, and whether the input ends after it.
         self._input: deque[ExecFrame] = deque()
         self._input_bytes = 0
         self._part = b""

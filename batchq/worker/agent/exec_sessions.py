@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 #: Commands in the pods of one node at a time: each has a process and two connections.
 MOST_SESSIONS = 64
-#: Those of one user, so that other users find places.
+#: The most of one user, so that other users can run commands as well.
 MOST_SESSIONS_OF_USER = 32
 
 
@@ -64,9 +64,9 @@ class ExecSessions:
         self._mark = mark_of(run_dir)
         #: The pid of each relay and its request, by its pidfd.
         self._relays: dict[int, tuple[int, ExecRequest]] = {}
-        #: When sessions that were asked for may be forgotten: a request may come twice.
+        #: When each requested session may be forgotten: a request may come twice.
         self._known: dict[str, int] = {}
-        #: What was asked for before may have been opened by the agent before.
+        #: Older requests may have been served by the former agent of the node.
         self._since = 0
         self._is_refused = False
 
@@ -78,7 +78,7 @@ class ExecSessions:
         except StoreUnavailable as trouble:
             if not is_forbidden(trouble):
                 raise
-            # The server's line for this user is of a former version. Everything else works.
+            # The ACL of this user is that of a former version. Everything else works.
             if not self._is_refused:
                 log.warning("no commands in pods", why=trouble.message, do="batchq acl worker")
             self._is_refused = True
@@ -120,7 +120,7 @@ class ExecSessions:
         self._open(channel, request, waiting)
 
     def _why_invalid(self, key: bytes, request: ExecRequest, now_ms: int) -> str:
-        """Say why a request is not one of the HTTP API for now; "" if it is."""
+        """Return why a request is not a valid one of the HTTP API; "" if it is."""
         if not is_request_signed(key, request):
             return (
                 f"node {self._node} runs pods under the accounts of their owners, and the request"

@@ -35,8 +35,8 @@ _MOST_CHOICES = 5_000
 
 _FIRST_DESCRIPTOR = 64
 
-#: A device's work is shown in tens of percent, and as it was at every third look: each change is a
-#: write of the node.
+#: The utilization of devices is rounded to tens of percent and updated at every third look, because
+#: each change writes the node.
 _UPDATES_A_READING = 3
 
 
@@ -95,7 +95,7 @@ class DevicePool:
         self._is_numbering_known = True
         self._mine: tuple[str, ...] = ()
         self._updates = -1
-        #: Whether there may be devices that only a later check finds, or changes.
+        #: Whether a later check may find other devices, or another condition of these.
         self.may_change = bool(found.devices or found.trouble or selected)
         self.are_found_by_tools = bool(found.devices or selected) or declared is None
         if not self.are_found_by_tools:
@@ -473,7 +473,7 @@ def _is_named(device: Device, name: str) -> bool:
 
 
 def _declared_devices(declared: Mapping[str, int]) -> list[Device]:
-    """Return GPUs for which there is only the operator's word."""
+    """Return GPUs that the operator has declared, and that no tool reports."""
     models = [
         name.removeprefix(TYPED)
         for name in sorted(declared)

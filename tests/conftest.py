@@ -13,12 +13,25 @@ from pathlib import Path
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 
 from batchq.store.redis import RedisStore
+from tests.effort import THOROUGH, usually
 from tests.harness import reaper
 from tests.harness.server import Server
 
 TESTS = Path(__file__).parent
+
+# Loaded before every file of tests, because a test has the settings of the time of its import. On a
+# busy machine, examples take any time.
+settings.register_profile(
+    "batchq",
+    max_examples=usually(40, 5_000),
+    deadline=None,
+    print_blob=THOROUGH,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("batchq")
 
 # A shell without job control ignores SIGINT for background processes, and the processes that a test
 # starts and interrupts would inherit that.

@@ -389,6 +389,9 @@ UNSTEADY = {
 
 def steady(document: Any) -> Any:
     match document:
+        case {"titles": titles, "rows": rows}:
+            age = titles.index("AGE")
+            return {**document, "rows": [row[:age] + row[age + 1 :] for row in rows]}
         case dict():
             return {key: steady(value) for key, value in document.items() if key not in UNSTEADY}
         case list():

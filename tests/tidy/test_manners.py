@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.tidy.source import LIBRARY, ROOT, dotted, nodes, place, python_files, report
@@ -93,6 +95,18 @@ def test_tests_wait_for_something_rather_than_for_a_while() -> None:
         "Wait on an event, a process or a condition with a deadline, or drive the clock: a sleep "
         "is too long on a fast machine and too short on a slow one.",
     )
+
+
+def test_no_example_of_a_property_has_a_deadline() -> None:
+    # As a worker of a parallel run, which imports its share of the files first.
+    code = (
+        "import tests.conftest; from tests.property import test_expected;"
+        " test = test_expected.test_strict_and_conservative_starts_are_as_expected;"
+        " print(test._hypothesis_internal_use_settings.deadline)"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n"
 
 
 def test_commands_write_in_one_place() -> None:

@@ -150,9 +150,7 @@ class ApiSession:
         return self._checked(found, status, kind)
 
     def exchange_lines(self, path: str, body: bytes, kind: type[T]) -> Sequence[T]:
-        """Send lines of JSON, and return the lines of the answer, decoded as `kind`; see
-        `request`.
-        """
+        """Send lines of JSON, and return those of the answer, as `kind`; see `request`."""
         found, status = self._exchange("POST", path, body, _NDJSON)
         if status >= HTTPStatus.BAD_REQUEST:
             self._checked(found, status, Any)

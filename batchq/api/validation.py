@@ -92,9 +92,7 @@ def check(obj: Object, *, described: bool = False) -> None:
 
 
 def contradictions(group: PodGroup) -> list[str]:
-    """Return what no scheduler could satisfy, because the group's own numbers exclude
-    each other.
-    """
+    """Return what no scheduler could satisfy: numbers of the group that exclude each other."""
     spec = group.spec
     replicas = sum(task.replicas for task in spec.tasks)
     external = spec.controller == "external"

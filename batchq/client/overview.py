@@ -267,9 +267,7 @@ def shown_phase(group: GroupState) -> str:
 
 
 def line_of(session: Session, queue: str) -> list[str]:
-    """Return the keys of the groups in a queue's line, in order, before or after the session has
-    decided.
-    """
+    """Return the keys of a queue's line, in order, before or after the session decides."""
     state = session.queues.get(queue)
     return [
         group.key

@@ -311,7 +311,7 @@ def join_node(call: ApiCall) -> ApiAnswer:
     if record is None or record.node != node:
         place = "" if record is None else f" is for node {record.node}, and"
         raise forbidden(
-            f"join token {call.identity.token}{place} lets nobody join as node {node[:80]}",
+            f"join token {call.identity.token}{place} does not permit joining as node {node[:80]}",
             hint="`batchq nodes invite NODE` makes one for another node",
         )
     digest = call.body_as(NodePassword).digest

@@ -230,9 +230,7 @@ class AccessBook:
         self._read_at = began_at
 
     def identity_of(self, written: Sequence[str], kind: TokenKind = "token") -> Identity:
-        """Return the identity of an Authorization header with a token of a kind. Raises
-        ApiProblem.
-        """
+        """Return the identity of an Authorization header with such a token. Raises ApiProblem."""
         parts = parts_of(written)
         if parts is None:
             raise unauthenticated(

@@ -159,9 +159,7 @@ def group_name(job: TraceJob) -> str:
 
 
 def group_of(plan: ReplayPlan, job: TraceJob) -> PodGroup:
-    """Return a group of one pod with the job's processors as cpus, which sleeps the scaled run
-    time.
-    """
+    """Return a group of one pod with the job's cpus, which sleeps the scaled run time."""
     template = PodTemplate(
         command=command(plan.journal, job.number, job.run_s / plan.speed),
         requests={"cpu": job.processors * _CPU_MILLI},

@@ -152,9 +152,7 @@ class Capacity:
 
 
 def _guaranteed_siblings(session: Session, chain: tuple[str, ...], resource: str) -> str:
-    """Return, as text, the siblings of the chain's queues with the largest guarantees of a
-    resource.
-    """
+    """Return, as text, the siblings in the chain with the largest guarantees."""
     tree = session.tree
     found = {
         other: units

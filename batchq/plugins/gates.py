@@ -38,9 +38,7 @@ class SchedulingGates:
 
 
 def _blocking(group: GroupState) -> Iterator[str]:
-    """Yield the names of the gates that hold the group back: its own first, then those of
-    its pods.
-    """
+    """Yield the gates that hold the group back: its own, then those of its pods."""
     lacks = group.lacks_ungated()
     for gate in gates_of(group.record.spec):
         if lacks or not gate.task:

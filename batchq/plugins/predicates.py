@@ -81,9 +81,7 @@ def _suits(shape: TaskShape, node: NodeState) -> bool:
 
 
 def suitability(shape: TaskShape, node: NodeState) -> str:
-    """Return why pods of this shape cannot be placed on this node, regardless of free resources; or
-    ''.
-    """
+    """Return why the node cannot take this shape, even if empty; '' if it can."""
     if not node.ready:
         return "not ready"
     if node.record.spec.unschedulable:

@@ -75,9 +75,7 @@ class Sla:
                 yield due
 
     def _overdue_since(self, session: Session, group: GroupState) -> int | None:
-        """Return since when (ms) it has waited too long, or had when it started; None if it has
-        not.
-        """
+        """Return since when (ms) it waits, or waited until its start, too long; or None."""
         waited_until = session.now_ms if group.phase in _WAITS else group.status.started_at
         due = self._due(group)
         return None if due is None or waited_until is None or waited_until < due else due

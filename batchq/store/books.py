@@ -454,9 +454,7 @@ class MirroredObjects(Protocol):
     """The objects as the mirror has them."""
 
     def committed(self) -> Snapshot | None:
-        """Return the snapshot of everything committed; None while some changes have not been taken
-        up.
-        """
+        """Return the snapshot of all commits; None while the mirror lacks changes."""
 
     def page_after(self, kind: str, key: str, most: int) -> list[Object]:
         """Return the next `most` objects of a kind after a key, with earlier commits applied."""

@@ -658,9 +658,7 @@ def damaged_keys_of_nodes(link: Link) -> list[Unreadable]:
 
 
 def _note_bells(link: Link, nodes: Sequence[str]) -> None:
-    """Note the wake-up channels of nodes that are of another type, or whose ids are beyond any
-    clock.
-    """
+    """Note wake-up channels of another type, and those with ids beyond any clock."""
     for name, info in zip(*_infos(link, [*map(keys.wake_up_channel, nodes)]), strict=True):
         if is_wrong_type(info):
             link.found_damaged[name] = OTHER_TYPE

@@ -280,9 +280,7 @@ def _attempt(field: bytes) -> tuple[str, int] | None:
 
 
 def _number(value: bytes) -> int:
-    """Return an instant; 0 for a malformed one, since a node may write anything into
-    its own hash.
-    """
+    """Return an instant; 0 if it is malformed, as a node may write anything there."""
     return int(value) if value.isdigit() and len(value) < 16 else 0
 
 
@@ -292,9 +290,7 @@ def _text(value: bytes) -> str:
 
 
 def renewal_of(head: bytes, fence: str) -> Renewal:
-    """Return the answer to the holder of `fence`, by the pod's head
-    (`revision|phase|fence|stop`).
-    """
+    """Return the answer to the holder of `fence`, by the pod's head (see `keys.heads`)."""
     _, phase, current, stop = head_of(head)
     if current != fence or phase not in ("Bound", "Running"):
         return Renewal(word="fenced")
@@ -310,9 +306,7 @@ _Entries: TypeAlias = "list[tuple[bytes, dict[bytes, bytes]]]"
 
 
 class Contact:
-    """Measures the time since the last break in the contact, in milliseconds of the
-    server's clock.
-    """
+    """Measures how long the contact is unbroken, in ms of the server's clock."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -321,9 +315,7 @@ class Contact:
         self._since = 0
 
     def allow_gaps(self, longest_ms: int) -> None:
-        """Set the longest pause that is no break: well below the shortest lease that is judged by
-        it.
-        """
+        """Set the longest pause that is no break; it is well below the shortest lease."""
         self._longest_gap_ms = min(LONGEST_GAP_MS, longest_ms)
 
     def made(self) -> None:

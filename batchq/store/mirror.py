@@ -537,9 +537,7 @@ class Mirror:
         return self._lease_ends.get((pod.status.node, uid, pod.status.attempt))
 
     def _detect_restart(self) -> None:
-        """Detect a restarted server: it may have lost writes and counted on to the same
-        revision.
-        """
+        """Detect a restart, after which writes may be lost and the revision be equal."""
         connections = self._link.connections
         if connections == self._connections:
             return

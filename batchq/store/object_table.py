@@ -148,9 +148,7 @@ class ObjectRow(Generic[T]):
         return [one for one, _ in islice(self.all().items_from(key + "\0"), most)]
 
     def _join(self, at: int, keys: tuple[str, ...], items: tuple[T, ...]) -> bool:
-        """Join the rest of a small chunk with a neighbour, if both fit in one; return whether they
-        do.
-        """
+        """Join a small chunk with a neighbour if both fit in one; return whether they do."""
         for start in (at - 1, at):
             if not 0 <= start < len(self._chunks) - 1:
                 continue
@@ -293,9 +291,7 @@ class ObjectTable:
         self._snapshot = None
 
     def _nodes(self) -> tuple[Node, ...]:
-        """Return the nodes, rebuilt only after a change of a node or a heartbeat: nodes may be
-        many.
-        """
+        """Return the nodes; rebuilt only if one has changed or sent a heartbeat."""
         nodes = cast(tuple[Node, ...], self._plain("Node"))
         if nodes is not self._stored_nodes or self._nodes_with_beats is None:
             self._stored_nodes = nodes

@@ -174,9 +174,7 @@ _RECOUNTED = (
 
 
 def read_ledger(stored: Mapping[bytes, bytes]) -> tuple[Ledger, list[Unreadable]]:
-    """Return the sums of every scope, in order, from the fields of the ledger; and the malformed
-    ones.
-    """
+    """Return the sums of every scope, in order, and the malformed fields."""
     sums: Ledger = {}
     damaged = []
     for field in sorted(stored):
@@ -424,9 +422,7 @@ class SharingReader:
         self._tuples: Remembered[tuple[Any, ...], tuple[Any, ...]] = Remembered(MOST_VALUES)
 
     def read(self, kind: str, stored: bytes) -> Object:
-        """Return the stored object, with its revision in its metadata. Raises
-        msgspec.MsgspecError.
-        """
+        """Return the stored object with its revision. Raises msgspec.MsgspecError."""
         if kind == "PodGroup":
             return self._group(stored)
         item = codec.read_object(kind, stored)

@@ -435,9 +435,7 @@ class RedisStore:
         return read_ledger(self._hash(keys.LEDGER))[0]
 
     def charges(self) -> Mapping[str, Held]:
-        """Return every holder's scopes and amounts, without malformed charges. Raises
-        StoreUnavailable.
-        """
+        """Return every well-formed charge by its holder. Raises StoreUnavailable."""
         return read_charges(self._hash(keys.CHARGES))[0]
 
     def events(
@@ -590,9 +588,7 @@ class RedisStore:
         self._link.run(scripts.RESIGN, (keys.LEADER,), (identity,))
 
     def leader(self) -> Leader | None:
-        """Return the present or last leader: its lease may have ended. None without a
-        valid lease.
-        """
+        """Return the present or last leader; None without a valid record of its lease."""
         stored = self._hash(keys.LEADER)
         epoch, expires_at = (
             codec.whole(stored.get(b"epoch")),

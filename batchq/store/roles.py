@@ -173,9 +173,7 @@ def rules_of(role: Role, nodes: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def forbidden(error: StoreUnavailable, *, kinds: Sequence[str], leads: bool) -> StoreUnavailable:
-    """Return the error for a user who may not write objects of these kinds; it names the role that
-    may.
-    """
+    """Return the error for a user who may not write these kinds; it names a role that may."""
     least = next(
         role.name
         for role in ROLES

@@ -306,9 +306,7 @@ def _passed(scope: str, name: str, *, need: int, limit: int, rest: int, added: i
 def _of_cluster(
     names: Iterable[str], weighed: Weighed, there: Mapping[str, int], overcommit: int
 ) -> Mapping[str, int]:
-    """Return the cluster's limits in these dimensions; `there` is its capacity before the
-    transaction.
-    """
+    """Return the cluster's limits; `there` is its capacity before the transaction."""
     plus, minus = weighed.plus.get(CAPACITY, _NONE), weighed.minus.get(CAPACITY, _NONE)
     limits = {
         name: (there.get(name, 0) + plus.get(name, 0) - minus.get(name, 0)) * overcommit // 1000

@@ -139,9 +139,7 @@ def sentinel_url(url: str) -> SentinelUrl:
 
 
 def is_unknown_host(text: str) -> bool:
-    """Whether the text is a resolver's error. Then the URL may be mistyped, and the name a
-    password.
-    """
+    """Whether a resolver's error says that the host is unknown: it may be a password."""
     lower = text.lower()
     return any(words in lower for words in ("name or service", "name resolution", "nodename nor"))
 

@@ -141,7 +141,17 @@ def test_each_question_of_a_newcomer_has_an_answer_on_a_page_that_the_readme_lin
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert "(docs/internals.md)" in readme
     assert "(CONTRIBUTING.md#how-to-add)" in readme
-    for word in ("admitted", "refused", "bound", "lease renewed", "free quota"):
+    words = (
+        "admitted",
+        "refused",
+        "bound",
+        "lease renewed",
+        "free quota",
+        "exec`",
+        "device",
+        "join",
+    )
+    for word in words:
         assert re.search(rf"^\| Where .*{word}|^\| Why .*{word}", internals, re.MULTILINE), word
     for addition in ("plugin", "action", "command", "metric"):
         assert re.search(rf"^\| a (built-in )?{addition} \|", contributing, re.MULTILINE), addition

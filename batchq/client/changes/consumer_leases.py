@@ -409,9 +409,7 @@ def _check_ttl(ttl_ms: int) -> None:
 def _write(
     group: PodGroup, status: PodGroupStatus, reason: str, message: str, now_ms: int
 ) -> Transaction:
-    """Return the transaction that writes this status over the revision and admission that were
-    read.
-    """
+    """Return the transaction that writes this status over what was read."""
     key = key_of(group)
     event = Event(kind="PodGroup", key=key, reason=reason, message=message, at=now_ms)
     return Transaction(

@@ -318,9 +318,7 @@ def _with_short_parent(obj: Object) -> Object:
 
 
 def _with_stored_state(obj: Object, stored: Object) -> Object:
-    """Return the edit's spec, labels and annotations with the stored object's identity
-    and status.
-    """
+    """Return the edit's spec, labels and annotations with the stored identity and status."""
     obj = _with_short_parent(obj)
     meta = structs.replace(
         stored.metadata, labels=obj.metadata.labels, annotations=obj.metadata.annotations

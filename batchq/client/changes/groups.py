@@ -182,9 +182,7 @@ def opening_events(new: PodGroup, stored: PodGroup, *, now_ms: int, by: str) -> 
 
 
 def check_only_go(stored: PodGroup, new: PodGroup) -> None:
-    """Raise Conflict if an edit adds gates: they are set at creation, and afterwards
-    only removed.
-    """
+    """Raise Conflict if an edit adds gates: after the creation they are only removed."""
     there = set(gates_of(stored.spec))
     for gate in gates_of(new.spec):
         if gate not in there:
@@ -448,9 +446,7 @@ def _uid_of(reader: Reader, group: PodGroup, key: str, described: bool) -> str:
 
 
 def _check_no_circle(reader: Reader, group: PodGroup) -> None:
-    """Raise Rejected if an edit closes a circle; a new group cannot, since nothing depends on its
-    uid.
-    """
+    """Raise Rejected if an edit closes a circle, which a new group cannot do."""
     others = reader.list("PodGroup", namespace=group.metadata.namespace)
     by_uid = {item.metadata.uid: item for item in others if isinstance(item, PodGroup)}
     by_uid[group.metadata.uid] = group

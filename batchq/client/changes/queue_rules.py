@@ -131,9 +131,7 @@ def parents_with_groups(reader: Reader, transaction: Transaction) -> dict[str, s
 
 
 def parents_first(queues: Iterable[Queue]) -> dict[str, int]:
-    """Return how many of the other queues are above each, by name; any number for those in a
-    circle.
-    """
+    """Return how many other queues are above each; any number for those in a circle."""
     parents = {queue.metadata.name: queue.spec.parent for queue in queues}
     levels: dict[str, int] = {}
     for name in parents:
@@ -324,9 +322,7 @@ class Overpromised(Struct, frozen=True, kw_only=True):
     parts: tuple[tuple[str, int], ...]
 
     def sentence(self) -> str:
-        """Return `cpu 40 is guaranteed in all (team-a 30, team-b 10), and the ready
-        nodes have 16`.
-        """
+        """Return `cpu 40 is guaranteed in all (a 30, b 10), and the ready nodes have 16`."""
         named = [f"{name} {describe_quantity(self.resource, units)}" for name, units in self.parts]
         return (
             f"{self.resource} {describe_quantity(self.resource, self.guaranteed)} is guaranteed in"
@@ -336,9 +332,7 @@ class Overpromised(Struct, frozen=True, kw_only=True):
 
 
 def overpromised(queues: Iterable[Queue], nodes: Iterable[Node]) -> list[Overpromised]:
-    """Return the overpromised resources; none while no node is ready: then that is why nothing
-    runs.
-    """
+    """Return overpromised resources; none while no node is ready, which explains more."""
     ready = [capacity_of(node) for node in nodes if node.status.ready]
     if not ready:
         return []

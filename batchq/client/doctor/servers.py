@@ -424,9 +424,7 @@ def records(state: State) -> tuple[Finding, ...]:
 
 
 def _unreadable(found: Sequence[Unreadable]) -> list[Finding]:
-    """Return findings for unreadable records, and one for those of each kind that are not
-    listed.
-    """
+    """Return a finding for each unreadable record, and one for each kind with more of them."""
     of_kind: dict[str, list[Unreadable]] = {}
     for one in found:
         of_kind.setdefault(one.kind, []).append(one)

@@ -52,9 +52,7 @@ def chunks_of(known: Mapping[str, T]) -> list[Chunk[T]]:
 
 
 def place_of(chunks: Sequence[Chunk[T]], key: str) -> int:
-    """Return the index of the chunk for a key: the last that does not begin after it, or the
-    first.
-    """
+    """Return the index of the last chunk that does not begin after the key, or 0."""
     return (bisect_right(chunks, key, key=_FIRST) or 1) - 1
 
 
@@ -391,9 +389,7 @@ class Ordered(Generic[T]):
 
     @property
     def start(self) -> int:
-        """Return the index of the lowest key; the others follow until an item is added or
-        removed.
-        """
+        """Return the index of the lowest key. Valid until an item is added or removed."""
         return self._start
 
     def at(self, place: int) -> tuple[Any, T] | None:

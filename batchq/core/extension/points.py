@@ -56,9 +56,7 @@ PluginPlaces: TypeAlias = Mapping[str, Sequence[tuple[Plugin, int]]]
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """A plugin's batched methods, for many nodes or pods and for columns
-    (`placement.node_order`).
-    """
+    """A plugin's batched methods, for many nodes or pods (`placement.node_order`)."""
 
     many: Callable[..., Any]
     rows: Callable[..., Any] | None = None
@@ -94,9 +92,7 @@ class ExtensionPoint(list[Registration[F]], Generic[F]):
         at_once: AtOnce | None = None,
         traits: PluginTraits = _PROMISES_NOTHING,
     ) -> None:
-        """Register a function. Raise ValueError if the plugin is registered at this point
-        already.
-        """
+        """Register a function. Raise ValueError if the plugin is registered at this point."""
         if any(entry.plugin == plugin for entry in self):
             raise ValueError(f"plugin {plugin} is registered at {self.name} already")
         self.append(Registration(plugin, function, weight, at_once, traits))

@@ -105,9 +105,7 @@ def expected_starts(
 
 
 def _of_admitted(session: Session, group: GroupState) -> Expected | None:
-    """Return the estimate for an InQueue group that starts now or finds no nodes; None for other
-    groups.
-    """
+    """Return the estimate for an InQueue group; None for other groups."""
     if group.phase != PodGroupPhase.IN_QUEUE:
         return None
     if not group.is_external and sum(group.placed.values()) < group.min_member:
@@ -142,9 +140,7 @@ class _WaitingLine:
     closed: list[_Closed] = field(default_factory=list)
 
     def closed_at(self, instant: int, *, is_strict: bool) -> _Closed | None:
-        """Return what prevents a start at that instant for the longest time; None if nothing
-        does.
-        """
+        """Return what prevents a start at that instant for longest; None if nothing does."""
         found: _Closed | None = None
         for one in self.closed:
             over = one.until is not None and one.until <= instant
@@ -164,9 +160,7 @@ class _WaitingLine:
         return None
 
     def opened_at(self, instant: int, *, is_strict: bool) -> str:
-        """Return the key of the group ahead that prevents starts until exactly that instant,
-        or ''.
-        """
+        """Return the group ahead that prevents starts until exactly that instant, or ''."""
         closed = self.closed_at(instant - 1, is_strict=is_strict)
         return closed.key if closed is not None and closed.until == instant else ""
 
@@ -271,9 +265,7 @@ class _Plan:
     def _slot(
         self, line: _WaitingLine, group: GroupState, length: int | None, earliest: int | None
     ) -> int | None:
-        """Return the first instant at which the group fits and no group ahead prevents its
-        start.
-        """
+        """Return the first instant at which the group fits and no group ahead prevents it."""
         is_strict = _strategy(self._session, group) == "StrictFIFO"
         # Each iteration moves past a closed interval or finds the instant.
         while earliest is not None:

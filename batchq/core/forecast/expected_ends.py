@@ -159,9 +159,7 @@ def _by_walltime(session: Session, group: GroupState, walltime_ms: int) -> Itera
 
 
 def _any_stops(pods: Sequence[Pod]) -> bool:
-    """Return whether a pod is being evicted; such a pod has not ended for good, it is bound
-    again.
-    """
+    """Return whether a pod is being evicted: it will be bound again, and has not ended for good."""
     return any(pod.status.terminating for pod in pods)
 
 

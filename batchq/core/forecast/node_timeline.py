@@ -34,9 +34,7 @@ class PodKind(NamedTuple):
 
 
 class Profile:
-    """Free resources over time: `free[i]` from the instant `at[i]` (ms) until the next one.
-    Immutable.
-    """
+    """Free resources over time: `free[i]` from `at[i]` (ms) until `at[i + 1]`."""
 
     __slots__ = ("_counts", "at", "falls", "free")
 
@@ -49,9 +47,7 @@ class Profile:
         self._counts: dict[int, list[int]] = {}
 
     def less(self, amounts: Amounts, start: int, end: int | None) -> Profile:
-        """Return the profile after taking amounts in an interval; an `end` of None means for
-        ever.
-        """
+        """Return the profile less amounts in an interval; `end` None means for ever."""
         at, free = list(self.at), list(self.free)
         first = _step_at(at, free, start)
         last = len(at) if end is None else _step_at(at, free, end)
@@ -81,9 +77,7 @@ class Profile:
         return counts[first] if last == first + 1 else min(counts[first:last])
 
     def _steps(self, start: int, end: int | None) -> tuple[int, int]:
-        """Return the range of steps with the minimum of an interval: the first, and one past the
-        last.
-        """
+        """Return the range of steps with the minimum of an interval, its end excluded."""
         first = bisect_right(self.at, start) - 1
         if not self.falls:
             return first, first + 1
@@ -274,9 +268,7 @@ class NodeTimeline:
         )
 
     def could_stand(self, gang: Gang, room: AmountsByNode) -> bool:
-        """Return whether these amounts belong to a gang, on nodes that would take it if they were
-        empty.
-        """
+        """Return whether these amounts are a gang's, on nodes that would take it if empty."""
         asked = total(times(shape.requests, count) for shape, count in gang)
         return (
             total(room.values()) == asked
@@ -374,9 +366,7 @@ class NodeTimeline:
         return found
 
     def _takes(self, gang: Gang, start: int, end: int | None) -> bool:
-        """Return whether the pods of several shapes fit together; for one shape, counting them
-        suffices.
-        """
+        """Return whether pods of several shapes fit together; one shape is counted."""
         return len(gang) < 2 or self.places_for(gang, start, end) is not None
 
     def _within(self, gang: Gang, start: int, end: int | None) -> dict[str, Amounts]:

@@ -164,9 +164,7 @@ class LedgerTimeline:
         return self._nodes.fits_now(self.gang(group), self._end(length))
 
     def may_fit_now(self, group: GroupState, length: int | None) -> bool:
-        """Return a cheap upper bound of `fits_now`: once False, it stays False whatever is
-        booked.
-        """
+        """Return a cheap upper bound of `fits_now`: False stays False, whatever is booked."""
         if not is_within(length, self.longest_now(group)):
             return False
         if self._nodes is None or group.is_external:
@@ -196,23 +194,17 @@ class LedgerTimeline:
         return self._nodes is None or self._nodes.fits_now([(shape, 1)], self._end(length))
 
     def could_stand(self, group: GroupState, room: AmountsByNode) -> bool:
-        """Return whether these amounts belong to a group's gang, on nodes that would take it if
-        empty.
-        """
+        """Return whether these amounts are a gang's, on nodes that would take it if empty."""
         return self._nodes is not None and self._nodes.could_stand(self.gang(group), room)
 
     def where_most_is_free(self, group: GroupState) -> AmountsByNode:
-        """Return the places of a group's gang where most is free now, even if the nodes are too
-        full.
-        """
+        """Return the places of a gang where most is free now, even if it does not fit."""
         if self._nodes is None or group.is_external:
             return {}
         return self._nodes.where_most_is_free(self.gang(group))
 
     def booked_until(self, length: int | None) -> AmountsByNode:
-        """Return, by node, what is free now and booked for other groups within the next `length`
-        ms.
-        """
+        """Return, by node, what is free now and booked for others within `length` ms."""
         return {} if self._nodes is None else self._nodes.booked_until(self._end(length))
 
     def _end(self, length: int | None) -> int | None:
@@ -333,9 +325,7 @@ class LedgerTimeline:
                     self._follow_unused(key, first, last, units)
 
     def _step_at(self, instant: int) -> int:
-        """Return the index of the step that begins at an instant, after inserting it if
-        necessary.
-        """
+        """Return the index of the step that begins at an instant; insert it if necessary."""
         step = bisect_left(self._at, instant)
         if step == len(self._at) or self._at[step] != instant:
             self._at.insert(step, instant)
@@ -370,9 +360,7 @@ class LedgerTimeline:
         return found
 
     def _column(self, scope: str, resource: str, group: GroupState) -> list[int]:
-        """Return the sums of a scope, without the group's own charge if it waits and is still
-        charged.
-        """
+        """Return the sums of a scope, without the charge of the group if it waits."""
         key = (scope, resource)
         shared = self._shared(key)
         if group.uid not in self._own:
@@ -405,9 +393,7 @@ class LedgerTimeline:
         return sums
 
     def _guarantees_hold(self, group: GroupState, step: int, wanted: Amounts) -> bool:
-        """Check the guarantees of other queues (the second half of rule 3) with the ledger at that
-        step.
-        """
+        """Check the guarantees of other queues (rule 3) with the ledger at that step."""
         return keeps_guarantees(self.ledger_at(step, group), group, wanted)
 
     def ledger_at(self, step: int, group: GroupState) -> LedgerView:
@@ -455,9 +441,7 @@ class LedgerTimeline:
         return column[step]
 
     def _follow_unused(self, key: Key, first: int, last: int | None, units: int) -> None:
-        """Update the unused guarantees after a column has risen: its queue uses more of its
-        guarantee.
-        """
+        """Update unused guarantees after a column has risen and uses more of its own."""
         scope, resource = key
         queue = scope.removeprefix("queue:") if scope.startswith("queue:") else ""
         column = self._unused.get((self._session.tree.parent_of.get(queue, ""), resource))

@@ -155,9 +155,7 @@ class PendingQueue:
 
 
 def equivalence_of(group: GroupState) -> Key:
-    """Return a key equal for groups that limits and policies treat alike, except for their
-    order.
-    """
+    """Return a key that is equal for groups that limits and policies treat alike."""
     spec = group.record.spec
     return (group.namespace, group.priority, spec.priority_class_name, group.shape.alike)
 
@@ -351,9 +349,7 @@ class WakeUpIndex:
             self._watching[watches].remove(place)
 
     def freed(self, sums: Mapping[str, Mapping[str, int]]) -> list[EquivalenceClass]:
-        """Return the classes whose sum has fallen far enough, in the order in which they were
-        parked.
-        """
+        """Return the classes whose sum has fallen far enough, in the order of parking."""
         self._put_in_place()
         found: list[tuple[int, EquivalenceClass]] = []
         for (scope, resource), watching in self._watching.items():

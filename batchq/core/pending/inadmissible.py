@@ -85,9 +85,7 @@ class InadmissibleGroups:
         return True
 
     def stays_parked(self, group: GroupState) -> bool:
-        """Return whether a group whose record has been read again is unchanged since it was
-        parked.
-        """
+        """Return whether a group that was read again is unchanged since it was parked."""
         entry = self._entries.get(group.uid)
         if entry is None:
             return False

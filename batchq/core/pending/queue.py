@@ -468,9 +468,7 @@ def _headroom_for(ledger: LedgerView, group: GroupState) -> Headroom:
 
 
 def victim_refusals(session: Session, group: GroupState) -> tuple[Verdict, ...]:
-    """Return the verdict on a victim: it keeps its place, but is not admitted before its
-    preemptor.
-    """
+    """Return the verdict on a victim, which waits in its place for its preemptor."""
     preemptor = gives_way_to(session, group)
     if preemptor is None:
         return ()
@@ -568,9 +566,7 @@ def _ask(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 
 def waits_in_line(verdicts: tuple[Verdict, ...]) -> bool:
-    """Return whether a group with these verdicts keeps its place in line
-    (`Blockers.wait_in_line`).
-    """
+    """Return whether a group with these verdicts keeps its place in line."""
     known = verdicts if isinstance(verdicts, Blockers) else Blockers(verdicts)
     return known.wait_in_line
 

@@ -304,9 +304,7 @@ class NodeRefusals:
             self._alike.clear()
 
     def find(self, session: Session, wanted: Wanted) -> Verdict | None:
-        """Return why nodes do not take a gang, if that is cached and nothing freed since could help
-        it.
-        """
+        """Return why nodes do not take a gang, if that is cached and still true."""
         known = self._known.get(wanted)
         if known is None:
             return None
@@ -377,9 +375,7 @@ class NodeRefusals:
         return self._wants.keys()
 
     def freed(self, session: Session) -> list[EquivalenceClass]:
-        """Return the equivalence classes that nodes may take now, in the order in which they were
-        parked.
-        """
+        """Return the classes that nodes may take now, in the order of parking."""
         return [
             peers
             for wanted, classes in list(self._parked.items())
@@ -399,9 +395,7 @@ def _helps(session: Session, known: _Refused) -> bool:
 
 
 def _asks_for_less(other: Wanted, shape: tuple[Any, ...], count: int) -> bool:
-    """Return whether a refused gang of one shape has at most `count` pods, and each requests no
-    more.
-    """
+    """Return whether a refused gang of one shape has at most `count` pods of this size."""
     ((small, fewer),) = other
     requests = dict(shape[0])
     return fewer <= count and all(requests.get(name, 0) >= units for name, units in small[0])

@@ -231,9 +231,7 @@ def _needed_alike(
 
 
 def _pods_within_charge(session: Session, group: GroupState, shape: TaskShape) -> int:
-    """Return how many more pods of a task fit into the group's charge; no limit applies to
-    these.
-    """
+    """Return how many more pods of a task fit into the group's charge, where no limit applies."""
     if not group.reserved or session.ledger.owed(group):
         return 0
     held, reservation = group.held, group.status.reservation

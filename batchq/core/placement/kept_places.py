@@ -74,9 +74,7 @@ def _stored(session: Session, group: GroupState) -> KeptPlaces | None:
 
 
 def store_kept_places(session: Session) -> None:
-    """Store the places that are still kept at the end of a session and stay kept in the next
-    one.
-    """
+    """Store the places that are kept at the end of a session, for the next one."""
     for uid, places in session.nodes.kept.items():
         group = session.groups[uid]
         if group.reserved or is_admitted(group):

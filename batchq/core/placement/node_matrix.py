@@ -153,9 +153,7 @@ class RowRanking:
         return None if self._values[row] == _REFUSED else self._rows.nodes[row]
 
     def fill(self, count: int, filled: list[NodeState]) -> None:
-        """Let up to `count` pods each take the best node at that moment; see
-        `ShapeRanking.fill`.
-        """
+        """Let up to `count` pods each take the best node; see `ShapeRanking.fill`."""
         self._follow()
         values, nodes = self._values, self._rows.nodes
         judge, requests = self._judge, self._shape.requests

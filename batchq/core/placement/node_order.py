@@ -72,9 +72,7 @@ def takes_for(entry: Registration[Any], session: Session, shape: TaskShape) -> T
 
 
 def scores_for(entry: Registration[Any], session: Session, shape: TaskShape) -> Scores | None:
-    """Return a function that gives one plugin's scores of nodes for the shape; None if all are
-    0.
-    """
+    """Return a function with one plugin's scores of nodes for the shape; None if all are 0."""
     if entry.at_once is not None:
         scores: Scores | None = entry.at_once.many(session, shape)
         return scores

@@ -227,9 +227,7 @@ def tasks_in_order(session: Session, group: GroupState) -> list[TaskShape]:
 def take_best(
     session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], count: int
 ) -> bool:
-    """Let `count` pods of a shape take the best of these nodes, one by one; False if one finds
-    none.
-    """
+    """Let each of `count` pods take the best of these nodes; False if one finds none."""
     if not count:
         return True
     judge = Judge(session, shape)
@@ -274,9 +272,7 @@ def fill_largest_first(
 
 
 def explain_no_node(session: Session, shape: TaskShape) -> Verdict:
-    """Return one verdict that sums up all refusals: `0/3 nodes fit: 2 insufficient cpu, 1
-    cordoned`.
-    """
+    """Return one verdict on all: `0/3 nodes fit: 2 insufficient cpu, 1 cordoned`."""
     detail, fitting = count_fitting(session, shape, session.nodes.by_name.values())
     if fitting and session.nodes.binding_refused is not None:
         return session.nodes.binding_refused

@@ -393,9 +393,7 @@ def _there(node: NodeState, shape: TaskShape) -> list[tuple[str, int]]:
 
 
 def _most_free(session: Session, shape: TaskShape) -> NodeState | None:
-    """Return the node that would take a pod if it were empty and has most free of what it
-    requests.
-    """
+    """Return the node with most free of a request, of those that would take it if empty."""
     takers = [
         node
         for node in session.nodes.by_name.values()
@@ -409,9 +407,7 @@ def _most_free(session: Session, shape: TaskShape) -> NodeState | None:
 
 
 def _part_there(node: NodeState, shape: TaskShape) -> int:
-    """Return how much of a pod's request a node has free, in millionths, in the scarcest
-    dimension.
-    """
+    """Return the part of a pod's scarcest request that a node has free, in millionths."""
     return min(
         min(units, node.free[name]) * _PARTS // units for name, units in shape.requests.items()
     )

@@ -159,9 +159,7 @@ def outranked_by(
 
 
 def pledged_below(session: Session, preemptor: GroupState, terms: SearchTerms) -> Amounts:
-    """Return what the preemptors with a pledge that rank behind this one add to the sum of its
-    queue.
-    """
+    """Return what pledged preemptors behind this one add to the sum of its queue."""
     scope = queue_scope(preemptor.queue)
     return total(
         session.ledger.counts_for(other, scope)
@@ -458,9 +456,7 @@ class Pool:
         )
 
     def _is_pledged(self, group: GroupState) -> bool:
-        """Return whether another preemptor counts on the group and no pod of it is being stopped
-        yet.
-        """
+        """Return whether another preemptor counts on the group, and none of its pods stops yet."""
         pledged = self._session.victims.pledged
         return group.uid in pledged or any(
             pod.metadata.uid in pledged and not pod.status.terminating

@@ -146,9 +146,7 @@ def _retract(statement: Statement, groups: set[str]) -> None:
 def _is_about(
     intent: Intent, groups: set[str], uids: set[str], names: set[tuple[str, ...]]
 ) -> bool:
-    """Return whether an intent concerns one of these groups, or created or bound one of
-    these pods.
-    """
+    """Return whether an intent concerns one of these groups, or made or bound one of these pods."""
     match intent:
         case intents.SetNodeReady():
             return False

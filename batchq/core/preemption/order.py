@@ -91,9 +91,7 @@ class _WithoutVictims(GangRequest):
         return False
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
-        """Return True: no other queue gives anything, so what its own queue holds does not
-        matter.
-        """
+        """Return True: its own queue gives everything, and may hold any amount afterwards."""
         return True
 
 

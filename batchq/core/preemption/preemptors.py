@@ -521,9 +521,7 @@ def ends_within(
 
 
 def _below(session: Session, group: GroupState, others: Iterable[str]) -> list[str]:
-    """Return the group's queue and its ancestors below the lowest one shared with any of the
-    others.
-    """
+    """Return the group's queue and its ancestors below the lowest one shared with others."""
     return list(
         dict.fromkeys(
             name

@@ -169,9 +169,7 @@ def with_pod_run(group: GroupState, pod: Pod, now_ms: int) -> Evictions:
 
 
 def _length(started_at: int | None, now_ms: int) -> int:
-    """Return the length of a run in ms, at least a second: twice a length of 0 would protect
-    nothing.
-    """
+    """Return the length of a run in ms, at least 1000: twice 0 would protect nothing."""
     return max(1 * SECOND, 0 if started_at is None else now_ms - started_at)
 
 

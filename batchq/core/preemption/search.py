@@ -118,9 +118,7 @@ class PreemptionRequest(Protocol):
         """Return whether the action allows the resulting state, once the request fits."""
 
     def lacks_own_victims(self, session: Session) -> bool:
-        """Return whether the request cannot end well in the current state, whatever other queues
-        give.
-        """
+        """Return whether no victims of other queues could make the request end well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,9 +411,7 @@ class _SearchTrial:
         self._fit = fit
 
     def _is_part_of_a_group(self, taken: Taken) -> bool:
-        """Return whether a pod belongs to a group that leaves completely, so that it cannot
-        stay.
-        """
+        """Return whether a pod belongs to a group that leaves completely, and cannot stay."""
         return not taken.victim.whole and any(
             other.kind == "group" and other.victim.group is taken.victim.group
             for other in self._taken
@@ -451,9 +447,7 @@ class _SearchTrial:
         )
 
     def _with_all_its_pods(self, whole: Victim) -> Victim:
-        """Return a group that leaves, together with those of its pods that were chosen
-        before it.
-        """
+        """Return a group that leaves, with those of its pods that were chosen before."""
         former = [
             pod
             for taken in self._taken

@@ -185,9 +185,7 @@ def comparable(session: Session, names: Iterable[str]) -> list[str]:
 
 
 def share_of_queue(session: Session, queue: str) -> Share:
-    """Return the queue's dominant share by the current ledger; `pods` counts only if the queue
-    states it.
-    """
+    """Return a queue's dominant share now; `pods` counts only if the queue states it."""
     held = session.ledger.sums.get(queue_scope(queue), {})
     record = session.tree.records.get(queue)
     apart = _WITH_PODS if record is not None and PODS in record.spec.deserved else APART
@@ -277,9 +275,7 @@ class FairShares:
         self.moved.clear()
 
     def _of_its_own(self, parent: str) -> Amounts:
-        """Return what groups of a queue still hold although it has children, which it was given
-        later.
-        """
+        """Return what groups hold in a queue that was given children later."""
         if parent == ROOT:
             return {}
         sums = self._session.ledger.sums
@@ -299,9 +295,7 @@ class FairShares:
         )
 
     def _fill(self, parent: str, resource: str) -> list[str]:
-        """Distribute what a queue deserves of a resource to its children; return those that
-        changed.
-        """
+        """Distribute a queue's deserved amount to its children; return the changed ones."""
         rest = self.deserved[parent].get(resource, 0)
         parts: dict[str, QueuePart] = {}
         new: dict[str, int] = {}
@@ -330,9 +324,7 @@ class FairShares:
     # Growing demand -------------------------------------------------------------------------------
 
     def grow(self, queue: str, more: Amounts) -> None:
-        """Raise a leaf's demand. The cost is its path, and the queues whose deserved part
-        changes.
-        """
+        """Raise a leaf's demand, at the cost of its path and of the queues that change."""
         steps = []
         for parent, child in reversed(list(pairwise(self._session.tree.chain(queue)))):
             self.demands[child] = plus(self.demands[child], more)
@@ -374,9 +366,7 @@ class FairShares:
 
 
 def _children(session: Session) -> dict[str, tuple[str, ...]]:
-    """Return the children of each queue that has some; the queue `default` exists without a
-    record.
-    """
+    """Return the children of each queue; the queue `default` needs no record."""
     tree = session.tree
     unwritten = (name for name in session.queues if name not in tree.records and name != ROOT)
     return {**tree.children_of, ROOT: (*tree.children_of.get(ROOT, ()), *unwritten)}
@@ -434,9 +424,7 @@ def _counted_with_victims(session: Session, preemptor: GroupState) -> Amounts:
 
 
 def _is_in_line(session: Session, group: GroupState) -> bool:
-    """Return whether a group requests a reservation; an existing reservation is in the ledger
-    already.
-    """
+    """Return whether a group requests a reservation and has none in the ledger."""
     if group.phase != PodGroupPhase.PENDING or group.reserved:
         return False
     return _could_be_let_in(session, group)

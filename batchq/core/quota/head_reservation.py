@@ -200,9 +200,7 @@ def _left_beside(session: Session, head: GroupState, name: str) -> int:
 def _would_borrow(
     session: Session, group: GroupState, asked: Amounts | None, amounts: Amounts
 ) -> bool:
-    """Return whether one more charge raises a queue above what it deserves, in a reserved
-    dimension.
-    """
+    """Return whether one more charge raises a queue above its deserved amount there."""
     deserved = deserved_of_queues(session).get(group.queue, {})
     scope = queue_scope(group.queue)
     if asked is None or group.phase == PodGroupPhase.PENDING:
@@ -264,9 +262,7 @@ def _is_protected(session: Session, group: GroupState) -> bool:
 
 
 def _spares_some(session: Session, head: GroupState) -> bool:
-    """Return whether only a protection keeps the head from a group that its queue could reclaim
-    from.
-    """
+    """Return whether only a protection keeps the head from a group to reclaim from."""
     spec = session.queues[head.queue].record.spec
     if not spec.deserved or spec.preemption.reclaim == "Never":
         return False
@@ -491,9 +487,7 @@ def together(parts: Iterable[AmountsByNode]) -> dict[str, Amounts]:
 
 
 def _places_of(session: Session) -> Mapping[str, HeadPlace]:
-    """Return the places of all heads known so far in a pass; a head keeps the place that was found
-    first.
-    """
+    """Return the places of all heads known in this pass, as they were found first."""
     places = session.get(HEAD_PLACES)
     if not nodes_matter(session):
         return defaultdict(lambda: HeadPlace(None, {}))

@@ -72,9 +72,7 @@ def over_limit(
 
 
 def _reason_at(scope: str) -> Waiting:
-    """Return the reason for a refusal: the cluster lacks nodes, any other scope has a stated
-    limit.
-    """
+    """Return the reason for a refusal: missing nodes for the cluster, else a limit."""
     return Waiting.WAITING_FOR_RESOURCES if scope == CLUSTER else Waiting.WAITING_FOR_QUOTA
 
 

@@ -99,9 +99,7 @@ class QueueTree:
         return known
 
     def divide(self, left: str, right: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return, for each of two queues, its path below their lowest common ancestor, the highest
-        first.
-        """
+        """Return two queues' paths below their lowest common ancestor, the highest first."""
         first, second = self.chain(left), self.chain(right)
         same = 0
         while same < min(len(first), len(second)) and first[same] == second[same]:

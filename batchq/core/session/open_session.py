@@ -50,9 +50,7 @@ def open_session(
 
 
 def since(session: Session, heard_at: int) -> int:
-    """Return the instant (ms) from which silence counts, for a sender last heard of at
-    `heard_at`.
-    """
+    """Return from when (ms) silence counts, for a sender last heard of at `heard_at`."""
     hears_since = session.snapshot.standing.hears_since
     return heard_at if hears_since is None else max(heard_at, hears_since)
 

@@ -82,9 +82,7 @@ class RegisteredPlugins(Protocol):
 
     @property
     def clocks(self) -> Iterable[Callable[[Session], Iterable[int]]]:
-        """Return functions that yield instants at which a plugin's answer changes with time
-        alone.
-        """
+        """Return functions that yield when a plugin's answer changes with time alone."""
 
     @property
     def lifted_by(self) -> Mapping[str, Any]:
@@ -118,9 +116,7 @@ class CarriedState(Protocol):
         """Update the state for a new session."""
 
     def divide_classes(self, session: Session) -> None:
-        """Take groups out of their classes if a plugin treats them differently from other
-        members.
-        """
+        """Take groups out of classes whose other members a plugin treats differently."""
 
     def next_at(self, inadmissible: Any) -> int | None:
         """Return the instant (ms) at which an ended or parked group next needs attention."""
@@ -144,9 +140,7 @@ class StateKey(Generic[T]):
     def __init__(
         self, name: str, make: Callable[[Session], T], *, ends_with_session: bool = False
     ) -> None:
-        """Create a key. With `ends_with_session`, the value is dropped once everything is
-        decided.
-        """
+        """Create a key. `ends_with_session`: the value is dropped after the last decision."""
         self.name = name
         self.make = make
         self.ends_with_session = ends_with_session
@@ -198,9 +192,7 @@ class BusyGroups:
 
 
 class PendingGroups:
-    """Verdicts on pending groups, and the rules by which an equivalence class stands for its
-    members.
-    """
+    """Verdicts on pending groups, and when an equivalence class stands for members."""
 
     def __init__(
         self, inadmissible: InadmissibleSet, *, classes_may_form: bool, limits_decide: bool
@@ -526,9 +518,7 @@ class Session:
         return sorted(self.groups.values(), key=lambda group: group.key)
 
     def lines(self) -> Iterator[PendingQueue]:
-        """Yield the pending queue of every queue, then that of groups whose queue does not
-        exist.
-        """
+        """Yield the pending queue of each queue, then that of groups with a missing queue."""
         for queue in self.queues.values():
             yield queue.line
         yield self.carried.strayed
@@ -556,9 +546,7 @@ class Session:
         self.nodes.end()
 
     def end(self) -> None:
-        """Mark everything as decided and stored, so that the next session can take this
-        state over.
-        """
+        """Mark everything as decided and stored, for the next session to take over."""
         self.carried.end()
         # These values refer to the session; the cycle would be freed only by the garbage collector.
         for key in [key for key in self._parts if key.ends_with_session]:
@@ -581,9 +569,7 @@ def with_head(level_key: Key, head: Key) -> Key:
 
 
 def _enqueue_comes_first(actions: tuple[str, ...]) -> bool:
-    """Return whether `enqueue` is the first action, so that its verdicts on pending groups stay
-    valid.
-    """
+    """Return whether `enqueue` comes first, so that its verdicts stay valid."""
     return "enqueue" in actions and actions.index("enqueue") == 0
 
 

@@ -34,9 +34,7 @@ Wanted: TypeAlias = tuple[tuple[tuple[Any, ...], int], ...]
 
 
 class FreedNodes:
-    """The nodes on which something was freed, the latest last; `count` is the number of these
-    events.
-    """
+    """The nodes on which something was freed, the latest last, and how often."""
 
     __slots__ = ("_at", "count")
 
@@ -179,9 +177,7 @@ class SessionNodes:
         self.changes.append(node.name)
 
     def put_back(self, node: NodeState, amounts: Mapping[str, int]) -> None:
-        """Return amounts that a hold or a trial has taken. Nothing was freed, so no group is tried
-        again.
-        """
+        """Return what a hold or a trial has taken. It does not count as freed."""
         node.put_back(amounts)
         self.changes.append(node.name)
 
@@ -251,9 +247,7 @@ class SessionNodes:
         return amounts
 
     def note_held_less(self) -> None:
-        """Record as freed the nodes on which less is held or kept than at the end of the last
-        session.
-        """
+        """Record as freed each node on which less is held than after the last session."""
         former = self._cache.held
         if not former:
             return
@@ -380,9 +374,7 @@ class NodeCache:
         return is_changed
 
     def known_when_empty(self) -> EmptyNodes:
-        """Return the nodes seen within a day as if empty; the same object until the version
-        rises.
-        """
+        """Return the nodes seen within a day as if empty; the same object for one version."""
         if self._known_when_empty is None:
             nodes, settings = self.nodes.values(), self._settings
             known = (node for node in nodes if is_known(node, self._now_ms, settings))

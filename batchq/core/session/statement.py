@@ -67,9 +67,7 @@ class Statement:
         self.intents.append(intent)
 
     def keep_in(self, outer: Statement) -> None:
-        """Hand these changes to the surrounding Statement without their intents; they are undone
-        with it.
-        """
+        """Hand these changes without intents to the outer Statement, which can undo them."""
         self._open = False
         outer._undo.extend(self._undo)
         self._undo.clear()

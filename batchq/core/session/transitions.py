@@ -305,9 +305,7 @@ def restart(
 
 
 def _spent(group: GroupState) -> dict[str, int]:
-    """Return the failures of each pod that has not ended for good, including those stored
-    before.
-    """
+    """Return the failures of each pod that has not ended for good, stored ones included."""
     counts = dict(group.status.spent)
     for pod in group.current():
         ordinal = str(group.shape_of(pod).first + pod.spec.index)

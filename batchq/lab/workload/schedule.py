@@ -205,9 +205,7 @@ class FreeResources:
             self._free[name] = self._free.get(name, 0) + units
 
     def after(self, ended: Iterable[GroupRequest], beside: GroupRequest) -> Amounts:
-        """Return the most that is free once groups with these requests have ended, beside one more
-        group.
-        """
+        """Return the most that is free beside one more group, once these have ended."""
         free = dict(self._free)
         for name, units in beside.amounts:
             free[name] = free.get(name, 0) - units

@@ -61,9 +61,7 @@ def sweep(
 
 
 def _await_horses(runs: list[RunFile]) -> None:
-    """Wait for work-horses, which end their pods without an agent; kill those that take too
-    long.
-    """
+    """Wait for work-horses, which end pods without an agent; kill those that take too long."""
     deadline = monotonic() + _HORSE_ENDS_WITHIN_S
     while alive := [run.horse for run in runs if started_ms(run.horse) == run.horse_started_ms]:
         if monotonic() >= deadline:

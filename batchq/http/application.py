@@ -236,7 +236,7 @@ class ApiApplication:
         if identity.via == "token" and self._book.is_use_due(identity.token):
             self._pool.submit(_note_use, call)
         try:
-            answer = await self._in_turn(route, call)
+            answer = await self._decided(route, call)
         except ApiProblem as problem:
             await self._note_problem(problem, call, request)
             raise
@@ -356,6 +356,21 @@ class ApiApplication:
             openapi=lambda: self._openapi,
         )
 
+    async def _decided(self, route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
+        """Return the answer of an endpoint, by the rights of this moment: another process may have
+        granted one since the book was read.
+        """
+        try:
+            return await self._in_turn(route, call)
+        except ApiProblem as problem:
+            if problem.status is not HTTPStatus.FORBIDDEN:
+                raise
+            with suppress(BatchqError):
+                await asyncio.get_running_loop().run_in_executor(self._pool, self._renew_rights)
+            if self._book.bindings is call.context.bindings:
+                raise
+        return await self._in_turn(route, call.of(call.identity, self._context()))
+
     async def _in_turn(self, route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
         if route.is_login:
             # The provider may be slow, and all threads would wait for it.
@@ -399,8 +414,11 @@ class ApiApplication:
             await asyncio.sleep(LOOK_S)
 
     def _renew_book(self) -> None:
-        self._book.renew(self._delegate().access)
+        self._renew_rights()
         self._book.renew_pods(self._delegate().pod_hold)
+
+    def _renew_rights(self) -> None:
+        self._book.renew(self._delegate().access)
 
     async def _run(self, route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
         return await asyncio.get_running_loop().run_in_executor(

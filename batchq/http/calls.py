@@ -176,11 +176,11 @@ class ApiCall:
         self._tiers: dict[tuple[str, bool], Tier | None] = {}
         self._known: dict[str, bool] = {}
 
-    def of(self, identity: Identity) -> ApiCall:
-        """Return the same call as one of another identity."""
+    def of(self, identity: Identity, context: CallContext | None = None) -> ApiCall:
+        """Return the same call as one of another identity, or with the rights of another moment."""
         return ApiCall(
             self.route,
-            self.context,
+            context or self.context,
             identity,
             self._open_delegate,
             path=self.path,

@@ -13,6 +13,7 @@ import pytest
 
 from batchq.api.access import Scope, Verb, Visibility, parse_binding
 from batchq.client.access_control import Actor, Delegate
+from batchq.http import application
 from batchq.http.application import ApiApplication
 from batchq.http.route_table import ROUTES
 from tests.client.stage import Stage
@@ -287,6 +288,20 @@ def test_guessing_tokens_is_slowed_down_and_valid_ones_are_accepted(lab: Lab) ->
     assert (answers[0].status, answers[-1].status) == (401, 429)
     assert answers[-1].data["detail"] == "too many wrong tokens came from this address"
     assert alice("GET", "/v1/me").status == 200
+
+
+def test_a_role_that_another_process_has_granted_counts_at_the_next_request(
+    server: Server, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The API does not look for changes by itself after its start.
+    monkeypatch.setattr(application, "LOOK_S", 1000.0)
+    with Delegate(server.url) as delegate, RunningApi(server.url) as api:
+        lab = Lab(api, delegate)
+        bob = lab.user("bob")
+        refused = bob("POST", ML, manifest("train"))
+        assert (refused.status, "may not create groups" in refused.data["detail"]) == (403, True)
+        lab.bind("user:bob", "submitter", "ml")
+        assert bob("POST", ML, manifest("train")).status == 201
 
 
 def test_an_admin_grants_roles_of_the_namespace_and_sees_those_only(lab: Lab) -> None:

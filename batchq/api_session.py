@@ -1,31 +1,28 @@
 """A session with the HTTP API: an address, a token, and the file in which they are kept.
 
-Everyday commands load this module, so it imports TLS and `msgspec` only where they are used.
+The standard library's `http.client` suffices, and is loaded by the commands that use it alone.
 """
 
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import os
 import shlex
 import socket
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic, sleep
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 from batchq import errors
 from batchq.errors import BatchqError, InvalidInput, NotFound, StoreUnavailable
-from batchq.http_connection import (
-    HttpAnswer,
-    HttpConnection,
-    tcp_socket,
-    unix_socket,
-)
 from batchq.paths import SERVER_VARIABLE, URL_VARIABLE, Home, read_private, write_private
 
 T = TypeVar("T")
@@ -34,6 +31,8 @@ _TIMEOUT_S = 30.0
 #: A stream without news says so every 15 s.
 _STREAM_TIMEOUT_S = 60.0
 _MOST_BYTES = 64 * 1024 * 1024
+#: Of a stream, at a time.
+_PART_BYTES = 64 * 1024
 #: How long a request waits, in all, for an API that has had too many of them.
 _LONGEST_TURN_S = 60.0
 #: A connection that was idle for longer is not used again.
@@ -41,7 +40,7 @@ _IDLE_S = 3.0
 _NDJSON = "application/x-ndjson"
 #: The headers of a request in the name of another user, and why; the reason is percent-encoded.
 IMPERSONATED, REASON = "Batchq-As", "Batchq-Reason"
-_HTTP_PORT, _HTTPS_PORT = 80, 443
+_HTTPS_PORT = 443
 _TOKEN_VARIABLE = "BATCHQ_TOKEN"  # noqa: S105 - its name
 _TOKEN_FILE_VARIABLE = "BATCHQ_TOKEN_FILE"  # noqa: S105 - its name
 #: The reason of an SSLError if the other side answers in plain text.
@@ -123,7 +122,7 @@ class ApiSession:
 
     def __init__(self, credentials: ApiCredentials) -> None:
         self._credentials = credentials
-        self._open: HttpConnection | None = None
+        self._open: http.client.HTTPConnection | None = None
         self._used_at = 0.0
         #: Whether an answer to the last request has come, be it an error.
         self.has_answered = False
@@ -166,19 +165,23 @@ class ApiSession:
         connection = self._connection()
         try:
             with self._explaining():
-                answer = connection.exchange("GET", path, None, self._headers(_NDJSON))
+                connection.request("GET", path, headers=self._headers(_NDJSON))
+                answer = connection.getresponse()
                 if answer.status >= HTTPStatus.BAD_REQUEST:
-                    self._checked(answer.body(_MOST_BYTES), answer.status, Any)
-                begun = b""
+                    self._checked(answer.read(_MOST_BYTES), answer.status, Any)
+                # An answer that ends the connection has taken its socket over.
+                stream, begun = connection.sock, b""
                 while True:
                     left_s = _STREAM_TIMEOUT_S
                     if deadline is not None:
                         left_s = min(left_s, deadline - monotonic())
                     if left_s <= 0:
                         return
-                    connection.set_timeout(left_s)
+                    if stream is not None:
+                        stream.settimeout(left_s)
                     try:
-                        data = answer.part()
+                        # Not `readline`: to that, a stream that was cut has ended as it should.
+                        data = answer.read1(_PART_BYTES)
                     except TimeoutError:
                         if deadline is not None and monotonic() >= deadline:
                             return
@@ -212,16 +215,18 @@ class ApiSession:
         with self._explaining():
             try:
                 answer = self._answer(method, path, body, form)
-                found = answer.body(_MOST_BYTES)
+                found = answer.read(_MOST_BYTES)
             except BaseException:  # an interruption, too, leaves an answer half read
                 self.close()
                 raise
-        if not answer.leaves_open:
+        if answer.will_close or len(found) == _MOST_BYTES:
             self.close()
         self.has_answered = True
-        return found, answer.status, answer.headers.get("retry-after", "")
+        return found, answer.status, answer.headers.get("Retry-After", "")
 
-    def _answer(self, method: str, path: str, body: bytes | None, form: str) -> HttpAnswer:
+    def _answer(
+        self, method: str, path: str, body: bytes | None, form: str
+    ) -> http.client.HTTPResponse:
         headers = self._headers(form)
         if body is not None:
             headers["Content-Type"] = form
@@ -231,7 +236,12 @@ class ApiSession:
             self.close()
         if self._open is None:
             self._open = self._connection()
-        answer = self._open.exchange(method, path, body, headers)
+        try:
+            self._open.request(method, path, body, headers)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            answer = _early_answer(self._open, error)
+        else:
+            answer = self._open.getresponse()
         self._used_at = monotonic()
         return answer
 
@@ -249,30 +259,41 @@ class ApiSession:
         server = self._credentials.server
         try:
             yield
-        except OSError as error:
-            why = error.strerror or str(error) or type(error).__name__
+        except ssl.SSLCertVerificationError as error:
             raise StoreUnavailable(
-                f"the API at {server} does not answer: {why}", hint="is `batchq api` running there?"
+                f"the certificate of {server} cannot be verified: {error.verify_message}",
+                hint="name the authority's certificate with `batchq login --ca-file FILE`",
+                lasts=True,
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            hint = "is `batchq api` running there?"
+            if isinstance(error, http.client.IncompleteRead):
+                why = "the connection was cut"
+            elif isinstance(error, ssl.SSLError) and error.reason == _NO_TLS:
+                why = "it does not speak TLS"
+                hint = (
+                    "it may speak http without TLS: then use http:// on its own machine, and"
+                    " ssh://HOST from others; `batchq api --tls-cert` adds TLS"
+                )
+            raise StoreUnavailable(
+                f"the API at {server} does not answer: {why}", hint=hint
             ) from None
 
     def _checked(self, body: bytes, status: int, kind: Any) -> Any:
         is_error = status >= HTTPStatus.BAD_REQUEST
         server = self._credentials.server
-        if kind is not Any and not is_error:
-            return self._decoded(body, kind)
         try:
             document = json.loads(body)
         except (ValueError, RecursionError):
             raise StoreUnavailable(f"{server} is not an API of batchq", lasts=True) from None
         if is_error:
             raise error_of(document, status)
-        return document
-
-    def _decoded(self, body: bytes, kind: Any) -> Any:
+        if kind is Any:
+            return document
         # A list of groups as a table needs no types.
         import msgspec
 
-        server = self._credentials.server
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError:
@@ -281,53 +302,78 @@ class ApiSession:
                 hint="use the same version here and there",
                 lasts=True,
             ) from None
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            raise StoreUnavailable(f"{server} is not an API of batchq", lasts=True) from None
 
-    def _connection(self) -> HttpConnection:
+    def _connection(self) -> http.client.HTTPConnection:
         server = self._credentials.server
         if server.startswith("unix:"):
-            path = server.removeprefix("unix:")
-            return HttpConnection("localhost", lambda: unix_socket(path, _TIMEOUT_S))
+            return _SocketConnection(server.removeprefix("unix:"))
         if server.startswith("ssh:"):
             from batchq.ssh_door import SshConnection
 
             return SshConnection(server, timeout_s=_TIMEOUT_S)
         parts = urlsplit(server)
-        host = parts.hostname
-        assert host is not None
+        assert parts.hostname is not None
         if parts.scheme == "http":
-            port = parts.port or _HTTP_PORT
-            return HttpConnection(parts.netloc, lambda: tcp_socket(host, port, _TIMEOUT_S))
-        port = parts.port or _HTTPS_PORT
-        return HttpConnection(parts.netloc, lambda: self._secured(host, port))
-
-    def _secured(self, host: str, port: int) -> socket.socket:
-        """Connect with TLS. Raises OSError, StoreUnavailable."""
-        import ssl
-
-        server = self._credentials.server
+            return _WholeRequests(parts.hostname, parts.port, timeout=_TIMEOUT_S)
         context = ssl.create_default_context(cafile=self._credentials.authority or None)
-        plain = tcp_socket(host, port, _TIMEOUT_S)
-        try:
-            return context.wrap_socket(plain, server_hostname=host)
-        except ssl.SSLCertVerificationError as error:
-            raise StoreUnavailable(
-                f"the certificate of {server} cannot be verified: {error.verify_message}",
-                hint="name the authority's certificate with `batchq login --ca-file FILE`",
-                lasts=True,
-            ) from None
-        except ssl.SSLError as error:
-            if error.reason != _NO_TLS:
-                raise
-            raise StoreUnavailable(
-                f"the API at {server} does not answer: it does not speak TLS",
-                hint="it may speak http without TLS: then use http:// on its own machine, and"
-                " ssh://HOST from others; `batchq api --tls-cert` adds TLS",
-            ) from None
-        finally:
-            # After the handshake, the socket within TLS has its descriptor.
-            plain.close()
+        port = parts.port or _HTTPS_PORT
+        return _SecureConnection(parts.hostname, port, timeout=_TIMEOUT_S, context=context)
+
+
+def _early_answer(
+    connection: http.client.HTTPConnection, error: OSError
+) -> http.client.HTTPResponse:
+    """Return the answer of an API that has refused a request before it was sent whole.
+
+    Raises the error of the sender if there is none.
+    """
+    try:
+        return connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        raise error from None
+
+
+class _WholeRequests(http.client.HTTPConnection):
+    """Sends the head of a request together with its body: two messages would wake the API twice,
+    and on a busy machine the second one waits for that.
+    """
+
+    _has_body = False
+    _head = b""
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        body: Any = None,
+        headers: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        encode_chunked: bool = False,
+    ) -> None:
+        self._has_body, self._head = isinstance(body, bytes) and bool(body), b""
+        super().request(method, url, body, headers, encode_chunked=encode_chunked)
+
+    def send(self, data: Any) -> None:
+        if self._has_body and not self._head:
+            self._head = data
+            return
+        data, self._has_body, self._head = self._head + data, False, b""
+        super().send(data)
+
+
+class _SecureConnection(_WholeRequests, http.client.HTTPSConnection):
+    pass
+
+
+class _SocketConnection(_WholeRequests):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_TIMEOUT_S)
+        self.sock.connect(self._path)
 
 
 #: Answers after which the same request may succeed later.

@@ -8,18 +8,17 @@ time of further connections.
 
 from __future__ import annotations
 
+import http.client
 import re
 import shlex
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from typing import IO
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from batchq.api.printable import printable
 from batchq.errors import InvalidInput
-from batchq.http_connection import HttpAnswer, HttpConnection
 
 #: How long `ssh` may take to end after its input was closed.
 _ENDS_WITHIN_S = 3.0
@@ -60,18 +59,17 @@ def ssh_command(address: str) -> list[str]:
     return [*words, "--", parts.hostname, shlex.join(remote)]
 
 
-class SshConnection(HttpConnection):
+class SshConnection(http.client.HTTPConnection):
     """HTTP over the input and output of one `ssh`."""
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
-        super().__init__("localhost", self._started)
+        super().__init__("localhost", timeout=timeout_s)
         self._address = address
-        self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
         self._complaint = ""
 
-    def _started(self) -> socket.socket:
+    def connect(self) -> None:
         """Start `ssh`. Raises OSError if there is none."""
         own, others = socket.socketpair()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
@@ -88,20 +86,24 @@ class SshConnection(HttpConnection):
             raise OSError(f"`ssh` cannot be started: {error.strerror}") from None
         finally:
             others.close()
-        own.settimeout(self._timeout_s)
-        return own
+        own.settimeout(self.timeout)
+        self.sock = own
 
-    def exchange(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> HttpAnswer:
-        """Send a request, and return its answer. Raises OSError with what `ssh` has said if it has
-        ended.
-        """
+    def getresponse(self) -> http.client.HTTPResponse:
+        """Return the answer. Raises OSError with what `ssh` has said if it has ended."""
         try:
-            return super().exchange(method, path, body, headers)
-        except OSError as error:
+            return super().getresponse()
+        except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise OSError(self._complaint or error.strerror or str(error)) from None
+            raise OSError(self._complaint or str(error)) from None
+
+    def send(self, data: object) -> None:
+        """Send a part of a request; see `getresponse`."""
+        try:
+            super().send(data)  # type: ignore[arg-type]  # typeshed keeps its type private
+        except (BrokenPipeError, ConnectionResetError) as error:
+            self.close()
+            raise OSError(self._complaint or str(error)) from None
 
     def close(self) -> None:
         """End `ssh` by closing its input, and keep what it has said."""

@@ -1,4 +1,4 @@
-"""The client over the HTTP API: the methods that everyday commands need.
+"""The client over the HTTP API: the methods that everyday commands need, on `http.client`.
 
 It needs no credentials of the Redis server, and does not import redis-py. Each method returns what
 `Client` returns, as much of it as the API lets its user see. A method that the API does not serve

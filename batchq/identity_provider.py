@@ -51,9 +51,7 @@ class DeviceLogin(NamedTuple):
 
 
 def checked_issuer(text: str, what: str) -> str:
-    """Return the URL of a provider. Raises InvalidInput unless it is `https://`, or `http://` on
-    this machine.
-    """
+    """Return the URL of a provider, `http://` only on this machine. Raises InvalidInput."""
     if not _is_safe(text):
         raise InvalidInput(
             f"{what}: expected https://HOST/PATH without a query, found {text[:120]!r}",

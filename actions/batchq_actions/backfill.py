@@ -203,9 +203,7 @@ def reservations_of(session: Session) -> dict[str, int]:
 
 
 def _reserve_all(session: Session, line: _BackfillLine, groups: Iterable[GroupState]) -> bool:
-    """Reserve for each group beside those before it, where none starts now; return False if one of
-    them has no start.
-    """
+    """Reserve for each group, as none starts now; return False if one has no start."""
     for group in groups:
         start = line.plan.slot(group, length_of(session, group))
         if start is None:
@@ -450,9 +448,7 @@ def _admit(
     length: int | None,
     plan: LedgerTimeline | None,
 ) -> bool:
-    """Admit and place a group, or let it reserve and wait for its permit; return False if it cannot
-    start now.
-    """
+    """Admit and place a group, or let it wait for its permit; False if it cannot start now."""
     session = turn.session
     others = turn.others.in_the_way(queue, lambda beside: beside.fits_now(group, length))
     with session.ledger.regarding(others):
@@ -506,9 +502,7 @@ def _growing(session: Session, line: _BackfillLine) -> list[GroupState]:
 
 
 def _grow(turn: _Turn, line: _BackfillLine, group: GroupState) -> Iterator[_Started]:
-    """Bind more pods of a group, as long as they delay no head. A task is left once one pod of it
-    does not fit.
-    """
+    """Bind more pods while they delay no head; of each task until one pod does not fit."""
     session = turn.session
     refused: set[str] = set()
     length = length_of_pods(session, group)

@@ -62,9 +62,7 @@ class SetChecks(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Pledge(Struct, frozen=True, kw_only=True, gc=False):
-    """The resources of `victims` (full names of pods) are pledged to `group`, which reserves its
-    request.
-    """
+    """`victims` (full names of pods) are pledged to `group`, which reserves its request."""
 
     group: str
     victims: tuple[str, ...]

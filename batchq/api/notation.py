@@ -562,9 +562,7 @@ def label_problem(name: str) -> str:
 
 
 def subdomain_problem(name: str) -> str:
-    """Check a name of a queue, node, priority class, check or pod, a DNS subdomain; return the
-    problem, or "".
-    """
+    """Return what is wrong with a name that must be a DNS subdomain; "" for a valid one."""
     if len(name) <= SUBDOMAIN_MOST and _SUBDOMAIN.fullmatch(name):
         return ""
     return (

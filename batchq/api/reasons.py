@@ -272,9 +272,7 @@ class Blockers(tuple[Verdict, ...]):
 
 
 def turn_of(verdicts: Iterable[Verdict]) -> str:
-    """Return the message for a group that waits in line behind a head, whatever else blocks it; ""
-    for any other group.
-    """
+    """Return the message for a group behind a head; "" for any other group."""
     message = ""
     for verdict in verdicts:
         if not verdict.in_line and verdict.reason != Waiting.WAITING_FOR_QUOTA:

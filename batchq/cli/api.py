@@ -315,9 +315,7 @@ def table_of(
 
 
 def _check_url(shared: Globals) -> None:
-    """Refuse a malformed URL and a user of another role at once. A server that is away may come
-    back: the API waits for it.
-    """
+    """Refuse a malformed URL and a user of another role; wait for a server that is away."""
     from batchq.client.access_control import Delegate
     from batchq.client.connection import target_of
 

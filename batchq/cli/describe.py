@@ -562,9 +562,7 @@ def _event_kind(word: str) -> str:
 
 
 def _event_object(event: Event) -> str:
-    """Return the name of an event's object; of a pod, whose key is a uid, the name with which the
-    message begins.
-    """
+    """Return the name of an event's object, which for a pod is in the message."""
     first = event.message.partition(" ")[0]
     return first if event.kind == "Pod" and "/" in first else event.key
 

@@ -541,9 +541,7 @@ def warn_of_capacity(client: Client, applied: Sequence[Applied]) -> None:
 def _limits_of(
     client: Client, groups: Sequence[PodGroup]
 ) -> tuple[Sequence[Queue], Sequence[ResourceQuota]]:
-    """Return the queues, and the quotas of the groups' namespaces; nothing for a user who may not
-    read them.
-    """
+    """Return the queues and the quotas of the groups' namespaces, if the user may read them."""
     spaces = {group.metadata.namespace for group in groups}
     try:
         queues = [queue for queue in client.list("Queue") if isinstance(queue, Queue)]

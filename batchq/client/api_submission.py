@@ -128,9 +128,7 @@ class ApiSubmission(Iterator[Outcome]):
         progress: Callable[[Tally], None] | None = None,
         **defaults: Any,
     ) -> None:
-        """`patient` calls a function again while the API is away. Raises InvalidInput for invalid
-        defaults.
-        """
+        """`patient` repeats a call while the API is away. Raises InvalidInput."""
         self.tally = Tally()
         #: Whether it waits for the API, where an interrupt loses no outcome.
         self.is_asking = False

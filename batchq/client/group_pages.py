@@ -196,9 +196,7 @@ def _most_pods_of(group: PodGroup) -> int:
 
 
 def _keys_of_pods(group: PodGroup) -> Iterator[str]:
-    """Yield the keys of all pods that there may be of a group: those of former admissions, too, may
-    not have ended.
-    """
+    """Yield the keys that pods of a group may have, those of former admissions included."""
     pods = range(sum(task.replicas for task in group.spec.tasks))
     for admission in range(1, group.status.admission + 1):
         yield from (uid_of_pod(group.metadata.uid, admission, ordinal) for ordinal in pods)

@@ -368,9 +368,7 @@ def others(keys: Iterable[str], namespace: str) -> Others:
 
 
 def gated_pods(group: GroupState) -> tuple[Verdict, ...]:
-    """Return a verdict for each task of an admitted group whose pods wait for gates; `subject` is
-    the task's name.
-    """
+    """Return a verdict for each task (its `subject`) whose pods wait for gates."""
     if group.phase not in ADMITTED or not group.gates_hold:
         return ()
     reason = Waiting.SCHEDULING_GATED
@@ -512,9 +510,7 @@ def _with_delay(
 
 
 def _reservations_before(session: Session, group: GroupState) -> list[tuple[GroupState, int]]:
-    """Return the groups of its line with a reservation that are tried before it, in that order, and
-    when each begins.
-    """
+    """Return the groups with a reservation that are tried before it, with their starts."""
     head, found = session.heads.strict[group.queue], []
     for uid, at in reservations_of(session).items():
         if uid == group.uid:

@@ -173,9 +173,7 @@ def _no_agent(node: str) -> Conflict:
 
 
 def _started(pod: Pod, command: ExecCommand, user: str, now_ms: int) -> Transaction:
-    """Return the record that a command is started: its first word only, since others may be
-    secrets.
-    """
+    """Return the record of a started command: its first word only, without secrets."""
     key = f"{pod.metadata.namespace}/{pod.spec.pod_group}"
     word = command.command[0][:_LONGEST_NAME]
     event = Event(

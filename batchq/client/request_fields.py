@@ -325,9 +325,7 @@ def submit_one(
     group_of: Callable[[Request], PodGroup],
     submit: Callable[[Sequence[PodGroup | Mapping[str, object]]], Sequence[Applied]],
 ) -> PodGroup:
-    """Submit what `requested` has returned, under another generated name if one is taken; return
-    the group as stored.
-    """
+    """Submit one request, under another name if a generated one is taken; return the group."""
     is_named = not isinstance(what, Request) or bool(what.name)
     for tries_left in range(0 if is_named else _NAMES, -1, -1):
         new = group_of(what) if isinstance(what, Request) else what

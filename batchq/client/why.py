@@ -437,9 +437,7 @@ def _period(event: Event, phase: PodGroupPhase, before: Period | None) -> Period
 
 
 def _merged(periods: Sequence[Period]) -> list[Period]:
-    """End each state where the next begins, and merge equal neighbours unless a gate was opened
-    between them.
-    """
+    """End each state where the next begins; merge equal ones, except around an opened gate."""
     found: list[Period] = []
     for period in periods:
         same = bool(found) and (found[-1].phase, found[-1].reasons) == (

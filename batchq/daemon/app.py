@@ -359,9 +359,7 @@ class LeaderTurn:
             _log.warning("stops.unannounced", nodes=len(nodes), trouble=trouble.message)
 
     def _deliver(self, report: CycleReport) -> None:
-        """Deliver what this turn bound, unless its commit has, and periodically everything left in
-        the outbox.
-        """
+        """Deliver what this turn bound, unless its commit has, and at times the whole outbox."""
         bound = [delivery for done in report.commit.applied for delivery in done.deliveries]
         look_at, self._deliver_at = self._deliver_at, 0.0
         # If a delivery fails, `_deliver_at` stays 0 and the next turn reads the outbox.

@@ -149,9 +149,7 @@ class Loop:
             self._changed.notify_all()
 
     def hurry(self) -> None:
-        """Take a turn after resources were freed: like `wake`, but turns may then use up to four
-        fifths of the time.
-        """
+        """Take a turn soon, as resources were freed: turns may then use four fifths of the time."""
         with self._lock:
             self._woken = self._hurried = True
             self._changed.notify_all()

@@ -349,9 +349,7 @@ class ApiCall:
         return found
 
     def meant_group(self) -> PodGroup:
-        """Return the group of the path, unless the caller means another one, which had its name
-        before: the parameter `uid`.
-        """
+        """Return the group of the path; not another of the name, if the caller says its uid."""
         group = self.group()
         if self.text("uid") not in ("", group.metadata.uid):
             raise ApiProblem(
@@ -383,9 +381,7 @@ class ApiCall:
         return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
     def check_pod_tokens(self, token: object) -> None:
-        """Refuse a group whose pods would have tokens (`spec.token`) that permit more than the
-        caller's own one.
-        """
+        """Refuse a group whose pods' tokens would permit more than the caller's token."""
         verbs = self.identity.scope.verbs
         if token and verbs:
             raise forbidden(

@@ -170,9 +170,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def peer_of(transport: asyncio.BaseTransport) -> SocketPeer | None:
-    """Return the process that connected to a unix socket; None for TCP, and where the kernel does
-    not tell.
-    """
+    """Return the process that connected to a unix socket; None if it is not known."""
     connection: Any = transport.get_extra_info("socket")
     if sys.platform != "linux" or connection is None or connection.family != socket.AF_UNIX:
         return None

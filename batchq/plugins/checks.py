@@ -63,9 +63,7 @@ class AdmissionChecks:
                 yield check.status.expires_at
 
     def _pauses(self, session: Session, group: GroupState) -> list[Verdict]:
-        """Return the refusals by retries: the check, its message and the delay. The text stays the
-        same for the whole delay.
-        """
+        """Return the refusals by retries, with a text that stays the same during the delay."""
         asked = refused_with(group, "Retry")
         if not asked or group.reserved:
             return []

@@ -188,9 +188,7 @@ class BinPack:
 
 
 def _mean_after(shape: TaskShape, weights: Mapping[str, int]) -> Scores:
-    """Return a function from nodes to the weighted mean of the used parts with the pod, over the
-    dimensions that a node has.
-    """
+    """Return a function from nodes to the weighted mean of what is used with the pod."""
     asked = [(name, shape.requests[name], weight) for name, weight in weights.items()]
 
     def scores(nodes: Sequence[NodeState]) -> list[int]:

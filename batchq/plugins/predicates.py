@@ -130,9 +130,7 @@ def _is_near(protocol: int) -> bool:
 
 
 def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
-    """Apply Kubernetes' rule: an empty key with Exists tolerates all taints, an empty effect every
-    effect.
-    """
+    """Apply Kubernetes' rule: an empty key with Exists, or an empty effect, matches all."""
     return any(
         (not toleration.effect or toleration.effect == taint.effect)
         and (

@@ -130,9 +130,7 @@ def _notice_silent_nodes(session: Session) -> None:
 
 
 def _create_missing_pods(session: Session, active: set[str]) -> None:
-    """Create missing pods of groups that need action or were touched; other groups lacked none when
-    they were settled.
-    """
+    """Create missing pods of groups that were touched or need action; others lack none."""
     for group in session.unsettled():
         if group.uid not in active and group.uid not in session.effects.touched:
             continue

@@ -392,9 +392,7 @@ def _fields(
 
 
 def _last_change(books: Books) -> dict[bytes, bytes]:
-    """Return the last change as stored or, if malformed, the present revision: earlier decisions
-    have not seen the limits.
-    """
+    """Return the last change as stored, or the present revision if it is malformed."""
     field = keys.LAST_CHANGE.encode()
     stored = books.stored.limits.get(field)
     if stored is None:

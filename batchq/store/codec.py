@@ -152,9 +152,7 @@ def places_of(kinds: Sequence[str]) -> dict[str, int]:
 
 
 class Written(Struct, frozen=True):
-    """A transaction for `commit.lua`: its words (a JSON list without brackets), and the values of
-    its writes.
-    """
+    """A transaction for `commit.lua`: a JSON list without brackets, and the values written."""
 
     words: bytes
     values: tuple[bytes, ...]

@@ -313,9 +313,7 @@ def _skew_ms(store: RedisStore) -> int:
 
 
 def _setting(store: RedisStore, name: str) -> str | None:
-    """Return a setting by CONFIG GET; None if this user may not ask, or the host has removed the
-    command.
-    """
+    """Return a setting by CONFIG GET; None if this user may not ask, or it is removed."""
     try:
         found = permitted(lambda: store.link.ask(lambda client: client.config_get(name)))
     except StoreUnavailable as error:

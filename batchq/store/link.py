@@ -124,9 +124,7 @@ def _by_text(
 
 
 def _asked_at_once(client: redis.Redis, asked: Sequence[Asked], add_call: AddCall) -> list[Any]:
-    """Return the answers of all calls. Raises the first error among them, except those of scripts
-    that may fail.
-    """
+    """Return all answers. Raises the first error, unless a script may fail with it."""
     if len(asked) == 1:
         ((script, (names, arguments)),) = asked
         return [add_call(client, script, names, arguments)]
@@ -407,9 +405,7 @@ class Link:
         return 0.0 if since is None else time.monotonic() - since
 
     def run_id(self) -> str:
-        """Return the server's run id, new after each start; "" where a client stands in for a
-        server.
-        """
+        """Return the server's run id, new after each start; "" if a client stands in for it."""
         if not self._has_server:
             return ""
         return self.ask(lambda client: str(client.info("server").get("run_id", "")))
@@ -585,9 +581,7 @@ def is_wrong_type(error: BaseException | None) -> bool:
 
 
 def has_no_ids_left(info: Mapping[str, Any]) -> bool:
-    """Whether a stream's ids are beyond any clock and any count of writes; `info` is the answer to
-    XINFO STREAM.
-    """
+    """Whether a stream's ids are beyond any clock; `info` is what XINFO STREAM answers."""
     return int(info["last-generated-id"].split(b"-")[0]) >= _MOST_WRITES
 
 

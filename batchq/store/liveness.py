@@ -72,9 +72,7 @@ class Alive:
     def renew_all(
         self, node: str, attempts: Sequence[tuple[PodAttempt, str]], lease_ms: int
     ) -> list[Renewal]:
-        """Renew the leases of attempts, whose fences are given, in one request; return whether each
-        is to go on.
-        """
+        """Renew the leases of attempts in one request; return whether each is to go on."""
         until = self._now_ms() + lease_ms
         heads = self._write(
             node,
@@ -102,9 +100,7 @@ class Alive:
         self._link.ask(lambda client: client.set(key, digest, ex=keys.POD_TOKEN_TTL_S))
 
     def token(self, node: str, attempt: PodAttempt) -> tuple[str, int]:
-        """Return the digest of an attempt's token, and the end of its lease; "" and 0 if it has no
-        token.
-        """
+        """Return the digest of an attempt's token, and the end of its lease; or "" and 0."""
 
         def asked(client: Any) -> list[Any]:
             pipeline = client.pipeline(transaction=False)

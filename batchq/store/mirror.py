@@ -515,9 +515,7 @@ class Mirror:
         )
 
     def _current_leases(self) -> dict[str, int]:
-        """Return the leases of pods whose attempt and node match the lease; the same object if
-        nothing has changed.
-        """
+        """Return the leases of present attempts; the same object if nothing has changed."""
         ends = {uid: self._lease_of(uid) for uid in self._moved}
         self._moved = set()
         changed = {uid: end for uid, end in ends.items() if end != self._leases.get(uid)}
@@ -707,9 +705,7 @@ class Arrivals:
         return group
 
     def take(self, most: int) -> list[tuple[str, PodGroup]]:
-        """Remove and return about `most` groups, equally from each line in turn; more only if some
-        depend on others.
-        """
+        """Remove and return about `most` groups, in turn from each line, with dependencies."""
         taken: list[tuple[str, PodGroup]] = []
         while self._lines and len(taken) < most:
             share = max(1, (most - len(taken)) // len(self._lines))

@@ -636,9 +636,7 @@ class RedisStore:
         return self.report_queues.counts()
 
     def outbox(self) -> Sequence[Delivery]:
-        """Return the bound pods not yet delivered, in order of binding; without unreadable entries,
-        which the leader removes.
-        """
+        """Return the undelivered bound pods, in order of binding, without unreadable entries."""
         return read_outbox(self._hash(keys.OUTBOX))[0]
 
     def delivered(self, deliveries: Sequence[Delivery]) -> None:

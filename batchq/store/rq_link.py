@@ -56,9 +56,7 @@ class RqConnection(redis.Redis):
         return keys.of_rq(self.node, name) if self.node and self.place.is_apart else name
 
     def of(self, node: str) -> RqConnection:
-        """Return a client for a node's keys, over this client's connections, which it does not
-        close.
-        """
+        """Return a client for a node's keys over this connection, which it does not close."""
         other = copy.copy(self)
         other.node, other.auto_close_connection_pool = node, False
         return other

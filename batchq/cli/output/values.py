@@ -323,9 +323,7 @@ def warn_no_leader() -> None:
 def following(
     shared: Globals, keys: Sequence[str], *, patience_s: float | None = None
 ) -> Iterator[Client]:
-    """Connect to follow groups; Ctrl-C reports that they keep running, once the server has
-    answered.
-    """
+    """Connect to follow groups; Ctrl-C then reports that they keep running."""
     sentence, hint = interruption_of(keys)
     with (
         on_interrupt("interrupted; the server has not answered"),

@@ -315,9 +315,7 @@ def _names(asked: Sequence[RequestedRun]) -> list[str]:
 
 
 class RunProgress:
-    """Passes on the progress of one of `runs`, after `before` of them, and remembers it for the
-    message of an interrupt.
-    """
+    """Passes on the progress of one of `runs`, and remembers it for an interrupt."""
 
     def __init__(self, run: str, runs: int, before: int, tell: Tell) -> None:
         self._name = f"{run} ({before + 1} of {runs})" if runs > 1 else run

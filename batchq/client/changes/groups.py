@@ -195,9 +195,7 @@ def check_only_go(stored: PodGroup, new: PodGroup) -> None:
 
 
 def in_stored_gate_order(new: PodGroup, stored: PodGroup) -> PodGroup:
-    """Return the group with its gates in the stored order: their order has no meaning, and must not
-    count as a change.
-    """
+    """Return the group with its gates in the stored order, so that only changes count."""
     former = {task.name: task.template.scheduling_gates for task in stored.spec.tasks}
     tasks = tuple(
         with_task_gates(task, _in_order(task.template.scheduling_gates, former.get(task.name, ())))
@@ -474,9 +472,7 @@ def dependency_order(needs: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def circular(group: PodGroup, circle: list[str]) -> Rejected:
-    """Return the refusal of groups that wait for each other; `circle` starts and ends with the same
-    group.
-    """
+    """Return the refusal of groups that wait for each other; `circle` is closed."""
     way = " -> ".join(reversed(circle))
     return Rejected(
         f"{title(group)}: spec.dependsOn goes in a circle: {way}",

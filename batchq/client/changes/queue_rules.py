@@ -197,9 +197,7 @@ def _parent(queues: Queues, name: str) -> str:
 
 
 def _check_not_below_default(before: Queue | None, after: Queue) -> None:
-    """Raise Rejected if a queue is put below the queue of groups that name none: a queue with
-    children holds no groups.
-    """
+    """Raise Rejected if a queue is put below the default one, which must hold groups."""
     was_there = before is not None and before.spec.parent == DEFAULT
     if after.spec.parent == DEFAULT and not was_there:
         raise Rejected(
@@ -493,9 +491,7 @@ def _deleted_check_warnings(
 
 
 def _unused_strategy_warnings(transaction: Transaction) -> Iterator[tuple[str, str]]:
-    """Warn about `order` and `reservations` of a queue whose type is not Backfill, as only that
-    type uses them.
-    """
+    """Warn about `order` and `reservations` of a queue that does not backfill."""
     for queue in [one.value for one in transaction.writes if isinstance(one.value, Queue)]:
         name, strategy = queue.metadata.name, queue.spec.strategy
         unused = [f"order {strategy.order}"] if strategy.order != "fcfs" else []

@@ -78,9 +78,7 @@ if TYPE_CHECKING:
 
 
 class PluginRegistry:
-    """The registered plugins. The `due_at` of every plugin that is configured at any point is
-    called, too.
-    """
+    """The registered plugins; `due_at` of each configured one is called, too."""
 
     def __init__(
         self,
@@ -612,9 +610,7 @@ class SchedulerCache:
         return group is not None and group.is_over
 
     def _return_overdue(self, session: Session) -> None:
-        """Return ended groups to `busy` when they are due to be deleted; they stay there until they
-        are gone.
-        """
+        """Return ended groups to `busy` when they are due to be deleted."""
         while self._over and self._over[0][0] <= session.now_ms:
             _, uid = heapq.heappop(self._over)
             if self._is_over(uid):

@@ -280,9 +280,7 @@ class _Plan:
         return None
 
     def _unknown(self, line: _WaitingLine, group: GroupState) -> Expected:
-        """Return the estimate for a group without an instant, because of a group ahead or for lack
-        of known ends.
-        """
+        """Return the estimate for a group whose start is unknown, and why."""
         strict = _strategy(self._session, group) == "StrictFIFO"
         if (key := line.closed_for_ever_by(is_strict=strict)) is not None:
             return Expected(None, why="the start of the group ahead of it is unknown", behind=key)
@@ -322,9 +320,7 @@ class _Plan:
             self._sums.add(queue_scope(name), claim)
 
     def _ended_at(self, group: GroupState, at: int) -> tuple[str, ...]:
-        """Return the keys of groups that end at that instant and free something that the group
-        requests in one of its scopes.
-        """
+        """Return the groups that end at that instant and free what the group requests."""
         wants, where = group.reservation.keys(), set(group.scopes)
         keys = (
             one.key
@@ -369,9 +365,7 @@ def _pending(session: Session) -> Iterator[GroupState]:
 
 
 def _strategy(session: Session, group: GroupState) -> str:
-    """Return the strategy of the group's queue; Backfill acts as StrictFIFO without the backfill
-    action.
-    """
+    """Return the strategy of the group's queue; StrictFIFO if nothing backfills."""
     strategy: str = session.queues[group.queue].record.spec.strategy.type
     fills = "backfill" in session.actions
     return "StrictFIFO" if strategy == "Backfill" and not fills else strategy

@@ -370,9 +370,7 @@ class NodeTimeline:
         return len(gang) < 2 or self.places_for(gang, start, end) is not None
 
     def _within(self, gang: Gang, start: int, end: int | None) -> dict[str, Amounts]:
-        """Return what is free during the whole interval on the nodes that have capacity for any pod
-        of a gang.
-        """
+        """Return what is free during the interval on nodes with room for any pod of a gang."""
         known = self._found
         if known is not None and known[0] is gang and known[1:3] == (start, end):
             each = [known[3]]
@@ -504,9 +502,7 @@ class _Owed:
 
 
 class _Trials:
-    """Trial placements of one session, which leave no trace in it. Judges and nodes are cached,
-    because they are needed often.
-    """
+    """Trial placements of one session, which leave no trace in it, with their caches."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -544,9 +540,7 @@ class _Trials:
         return self._place_largest_first(gang, self.nodes(free))
 
     def place(self, gang: Gang, nodes: Mapping[str, NodeState]) -> dict[str, Amounts] | None:
-        """Place each pod on the best node at that moment; return the amounts by node, or None if a
-        pod finds no node.
-        """
+        """Place each pod on the best node; return amounts by node, None if one finds no node."""
         room: dict[str, Amounts] = {}
         for shape, count in gang:
             judge = self.judge(shape)

@@ -123,9 +123,7 @@ class LedgerTimeline:
         return at
 
     def _waits_for_its_own(self, group: GroupState) -> bool:
-        """Return whether a gang has former pods beside which it does not start, because no pod runs
-        twice at once.
-        """
+        """Return whether a gang has former pods, beside which it must not start."""
         if self._nodes is None or group.is_external:
             return False
         return waits_for_its_own(group, self.gang(group))
@@ -454,9 +452,7 @@ class LedgerTimeline:
 
 
 def timeline_of(session: Session) -> LedgerTimeline:
-    """Return the timeline as of now, cached until the ledger changes. Only for queries: nothing may
-    be booked in it.
-    """
+    """Return the timeline as of now, cached until the ledger changes. Book nothing in it."""
     known = session.peek(LEDGER_TIMELINE)
     if known is None or known[0] != len(session.ledger.moved):
         table = LedgerTimeline(session)

@@ -69,9 +69,7 @@ def _known_queues_text(session: Session, name: str) -> str:
 
 
 def _pause_text(session: Session, group: GroupState) -> str:
-    """Return why the group left InQueue and how long it pauses; the text stays the same for the
-    whole pause.
-    """
+    """Return why the group left InQueue and how long it pauses: one text for the pause."""
     left = next((one for one in group.status.conditions if one.type == "Evicted"), None)
     why = f"{left.reason}: {left.message}" if left and left.message else "it had to leave InQueue"
     pause = format_duration(pause_ms(session.settings, max(0, group.status.backoff_count - 1)))
@@ -268,9 +266,7 @@ def retry_delay_ms(session: Session, state: CheckState) -> int:
 
 
 def retry_at(session: Session, group: GroupState) -> int | None:
-    """Return when (ms) all checks are Unknown again, after the longest retry delay; None if no
-    check requests a retry.
-    """
+    """Return when (ms) the longest retry delay ends; None if no check asks for a retry."""
     asked = refused_with(group, "Retry")
     ends = (_since(session, state) + retry_delay_ms(session, state) for state in asked)
     return max(ends, default=None)
@@ -300,9 +296,7 @@ def instants(session: Session, group: GroupState) -> Iterator[int]:
 
 
 def evicts_late(session: Session, group: GroupState) -> bool:
-    """Return whether evictions wait until checks have passed or request them, instead of starting
-    at the reservation.
-    """
+    """Return whether evictions wait for checks instead of starting at the reservation."""
     if group.phase != PodGroupPhase.PENDING or not are_honoured(session):
         return False
     specs = (spec_of(session, state.name) for state in group.status.checks)

@@ -202,9 +202,7 @@ class PendingIterator:
         *,
         after: Key = (),
     ) -> None:
-        """Create an iterator; the classes `passed` are skipped from the start, and members of
-        classes up to the key `after`.
-        """
+        """Create an iterator without the classes `passed` and members up to the key `after`."""
         #: Key, 0 for a single group or 1 for a member, group, class, and its position in the class.
         self._heap: list[_Shown] = [(key(group), 0, group, None, 0) for group in singles]
         for peers in classes:

@@ -205,9 +205,7 @@ def _has_nothing_of_its_own(session: Session, group: GroupState) -> bool:
 
 
 def _lifted_by(session: Session, verdicts: Iterable[Verdict]) -> set[LiftingChange] | None:
-    """Return the changes that can lift the refusals that make a group ineligible; None if no plugin
-    has declared any.
-    """
+    """Return the changes that can make a group eligible; None if none are declared."""
     found: set[LiftingChange] = set()
     known = False
     for verdict in verdicts:

@@ -532,9 +532,7 @@ def _is_known_to_stand_in_line(session: Session, group: GroupState) -> bool:
 
 
 def alike(session: Session, group: GroupState) -> bool:
-    """Return whether a group is eligible, and limits treat it like all groups with equal requests
-    (`GroupState.asks`).
-    """
+    """Return whether a group is eligible, and limits treat it as all with equal requests."""
     return (
         group.record_only
         and group.status is group.record.status
@@ -550,9 +548,7 @@ def _inadmissible(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 
 def _refused_alike(session: Session, group: GroupState) -> tuple[Verdict, ...]:
-    """Return the refusals of a group, computed once for each queue, namespace and request until the
-    ledger changes.
-    """
+    """Return a group's refusals, computed once for equal requests until the ledger changes."""
     version, verdicts = session.pending.last_verdicts.get(group.asks, _NO_VERDICTS)
     if version != session.ledger.version:
         verdicts = session.dated(_ask(session, group))

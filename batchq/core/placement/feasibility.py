@@ -271,9 +271,7 @@ def wanted_of(gang: Gang) -> Wanted:
 
 
 class _Refused(NamedTuple):
-    """The shapes of a refused gang, its verdict, and the count of the session's freed-capacity
-    journal at the time.
-    """
+    """A refused gang's shapes and verdict, and how much had been freed by then."""
 
     shapes: tuple[TaskShape, ...]
     verdict: Verdict

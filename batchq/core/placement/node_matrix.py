@@ -57,9 +57,7 @@ class NodeRows:
         return column
 
     def sizes(self, name: str) -> tuple[Column, Column]:
-        """Return two columns: the total of a resource on each node, at least 1; and 1 or 0 for
-        whether the node has any.
-        """
+        """Return each node's total of a resource, at least 1, and whether it has any (1, 0)."""
         sizes = self._sizes.get(name)
         if sizes is None:
             column = _column(node.total.get(name, 0) for node in self.nodes)

@@ -42,9 +42,7 @@ _OF_ROWS = {"predicate": "predicate_rows", "score": "score_rows"}
 
 
 def at_once(plugin: Plugin, point: str, instrument: Instrument | None) -> AtOnce | None:
-    """Return the plugin's batched methods at a point, with time measurement; None if it has none or
-    is a third-party plugin.
-    """
+    """Return a built-in plugin's batched methods at a point, timed; else None."""
     many = getattr(plugin, _METHODS.get(point, ""), None)
     rows = getattr(plugin, _OF_ROWS.get(point, ""), None)
     if many is None or is_of_others(plugin):

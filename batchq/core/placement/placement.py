@@ -93,9 +93,7 @@ def _place(
 
 
 def _size(shape: TaskShape, whole: Amounts) -> tuple[int, int]:
-    """Return a pod's largest request and the sum of its requests, in millionths of the whole,
-    negated.
-    """
+    """Return a pod's largest request and the sum of its requests, negated."""
     parts = [
         units * _PARTS // whole[name] for name, units in shape.requests.items() if whole.get(name)
     ]

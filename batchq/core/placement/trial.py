@@ -270,9 +270,7 @@ def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
 
 
 def _free_beside_the_gang(session: Session, gang: Gang) -> tuple[TaskShape, str]:
-    """Return the first pod that finds no node once those before it have theirs, and the largest
-    free amount then, as text.
-    """
+    """Return the first pod without a node, and the largest free amount then, as text."""
     parts: list[tuple[TaskShape, tuple[NodeState, ...]]] = []
     text = ""
     for shape, count in gang:

@@ -88,9 +88,7 @@ def carry_out(
 
 
 def _passes_limit(session: Session, before: Mapping[str, Amounts]) -> bool:
-    """Return whether any of these scopes now exceeds both its former sum and its limit; the cluster
-    has no limit on groups.
-    """
+    """Return whether a scope now exceeds both its former sum and its limit."""
     for scope, was in before.items():
         for name, units in session.ledger.sums.get(scope, {}).items():
             if units <= was.get(name, 0) or (scope == CLUSTER and name == POD_GROUPS):
@@ -322,9 +320,7 @@ def exceeds(session: Session, decision: Decision) -> bool:
 
 
 def exceeds_budget(session: Session, decision: Decision) -> bool:
-    """Return whether these evictions must wait for the budget. A single decision may exceed an
-    unused budget.
-    """
+    """Return whether evictions must wait for the budget, unless it is unused."""
     return exceeds(session, decision) and evicted_recently(session) > 0
 
 

@@ -144,9 +144,7 @@ def serve_preemptors(
 def serve_gang(
     session: Session, group: GroupState, *, action: str, terms: SearchTerms = FIRST_SEARCH
 ) -> bool:
-    """Evict victims for a gang, if the action's rules and the policies allow it; return whether the
-    decision was carried out.
-    """
+    """Evict victims for a gang if all rules allow it; return whether they are evicted."""
     found = propose(session, group, action, terms)
     return found is not None and let_happen(session, *found, action=action)
 
@@ -256,9 +254,7 @@ def end_spare_pledges(session: Session) -> None:
 
 
 def end_pledges_still_spare(session: Session) -> list[GroupState]:
-    """End the other pledges that are no longer needed, once waiting groups have been served; return
-    the groups concerned.
-    """
+    """End other pledges that are no longer needed; return the groups concerned."""
     return [
         group
         for group in _waiting_for_victims(session)

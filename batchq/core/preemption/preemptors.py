@@ -164,9 +164,7 @@ def _lack_capacity(verdicts: tuple[Verdict, ...]) -> bool:
 
 
 def verdicts_beyond_capacity(session: Session, group: GroupState) -> list[Verdict]:
-    """Return the verdicts on a Pending group that no eviction resolves; a spent budget is not one
-    of them.
-    """
+    """Return the verdicts on a Pending group that no eviction resolves, spent budgets aside."""
     verdicts = session.refusals.get(group.uid, ()) if group.phase == PodGroupPhase.PENDING else ()
     return [one for one in verdicts if one.reason not in _LACK and one.plugin != EVICTION_BUDGET]
 
@@ -190,9 +188,7 @@ class GangRequest:
         return self._fit_on_nodes(session)
 
     def needs_no_victims(self, session: Session) -> bool:
-        """Return whether the group has a reservation and finds nodes, so that it needs no victims.
-        Limits are not checked.
-        """
+        """Return whether it has a reservation and finds nodes; limits are not checked."""
         return _has_its_own(self.preemptor) and self._fit_on_nodes(session).fits
 
     def lacks_own_victims(self, session: Session) -> bool:
@@ -370,9 +366,7 @@ def within_queue(session: Session, group: GroupState) -> WithinQueue | None:
 
 
 def from_others(session: Session, group: GroupState, terms: SearchTerms) -> GangFromOthers | None:
-    """Return the request for victims in borrowing queues; None if the group's queue may not reclaim
-    for it.
-    """
+    """Return the request for victims in borrowing queues; None if it may not reclaim."""
     need = minus(group.reservation, session.ledger.charged(group))
     if not may_reclaim(session, group, need, group.reservation, terms):
         return None
@@ -563,9 +557,7 @@ def _may_take_stopping(session: Session, request: PreemptionRequest, left: Takeo
 
 @dataclass(frozen=True, slots=True)
 class WithinQueue(GangRequest):
-    """A gang's request for victims in its own queue. Whatever the queue borrows otherwise is idle,
-    and may be borrowed.
-    """
+    """A gang's request for victims in its own queue, which may borrow what is idle."""
 
     def may_take(self, session: Session, victim: Victim, shortage: Shortage) -> bool:
         """Return whether the victim is in the same queue and the policies agree."""
@@ -585,9 +577,7 @@ class WithinQueue(GangRequest):
 
 
 class FromOthers:
-    """The rule for gangs and single pods that take from other queues; `need` is the growth of the
-    preemptor's queue.
-    """
+    """The rule for requests to other queues; `need` is the growth of the preemptor's queue."""
 
     preemptor: GroupState
     need: Amounts

@@ -55,9 +55,7 @@ def is_protected(session: Session, victim: Victim, point: str) -> bool:
 
 
 def _stops_already(victim: Victim) -> bool:
-    """Return whether the victim is already being stopped for another preemptor, so that no more
-    work is lost.
-    """
+    """Return whether the victim already stops for another preemptor, so no work is lost."""
     if not victim.pods:
         return not victim.group.reserved
     return all(pod.status.terminating for pod in victim.pods)

@@ -110,9 +110,7 @@ class PreemptionRequest(Protocol):
         """Return what the action's own rule and the policies' votes say now."""
 
     def may_take_over(self, session: Session, left: Takeover) -> bool:
-        """Return whether the request may use what the victims of another preemptor leave. Called
-        while these are not pledged.
-        """
+        """Return whether the request may use the victims of another, whose pledge is suspended."""
 
     def ends_well(self, session: Session, victims: list[Victim]) -> bool:
         """Return whether the action allows the resulting state, once the request fits."""
@@ -309,9 +307,7 @@ class _SearchTrial:
         return bool(stopping) and self._is_enough()
 
     def _take_over(self, other: GroupState) -> bool:
-        """End the pledge of another preemptor, if this request may take its victims; return whether
-        it has.
-        """
+        """End another's pledge if this request may take its victims; return whether it has."""
         session, pledge = self._session, other.status.pledge
         taken = Taken(
             "pledge", Victim(other, (), whole=True), (other.status, dict(other.live_pods))

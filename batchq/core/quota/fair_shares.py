@@ -442,9 +442,7 @@ def _could_be_let_in(session: Session, group: GroupState) -> bool:
 
 
 def _requests_beyond_charge(group: GroupState) -> Amounts:
-    """Return what its ungated pods without a node, including those not created yet, request beyond
-    the group's charge.
-    """
+    """Return what its ungated pods without a node request beyond the group's charge."""
     if group.is_external:
         return {}
     away = Counter(pod.spec.task for pod in group.current() if pod.status.phase != PodPhase.PENDING)

@@ -128,9 +128,7 @@ def reserve_from_borrowers(session: Session, head: GroupState) -> None:
 
 
 def _lacks_shared_capacity(head: GroupState, refusals: Iterable[Verdict]) -> bool:
-    """Return whether a head is refused for capacity shared with other queues: by the cluster or by
-    queues above.
-    """
+    """Return whether the cluster or a queue above refuses the head."""
     above = {title_of(queue_scope(name)) for name in head.chain[:-1]}
     return any(_is_shared(verdict, above) for verdict in refusals)
 
@@ -142,9 +140,7 @@ def _is_shared(verdict: Verdict, above: set[str]) -> bool:
 
 
 def _stays_within_deserved(session: Session, head: GroupState) -> bool:
-    """Return whether the head's queue will hold no more than it deserves, in every requested
-    dimension, once the head starts.
-    """
+    """Return whether the head's queue stays within what it deserves once it starts."""
     asked, scope = head.reservation, queue_scope(head.queue)
     deserved = deserved_of_queues(session).get(head.queue, {})
     bounds = {
@@ -446,9 +442,7 @@ def reserved_for_later_heads(session: Session, group: GroupState) -> AmountsByNo
 
 
 def _strict_heads(session: Session) -> list[tuple[GroupState, HeadPlace]]:
-    """Return the heads of strict queues that have waited before, with their places; computed once a
-    session.
-    """
+    """Return the waiting heads of strict queues with their places, once a session."""
     known = session.peek(STRICT_HEADS)
     if known is None:
         # The search itself asks for these heads and must find none.
@@ -584,9 +578,7 @@ class OtherHeads:
         self._plans.clear()
 
     def before(self, queue: str) -> LedgerTimeline:
-        """Return the timeline with the reservations of heads of other queues that were tried before
-        this queue.
-        """
+        """Return the timeline with the reservations of heads that were tried before this queue."""
         table = self._known.beside()
         reservations = self._session.ledger.head_reservations
         for name in takewhile(lambda name: name != queue, reservations):

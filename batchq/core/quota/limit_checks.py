@@ -319,9 +319,7 @@ def over_limit_by(session: Session, group: GroupState, requests: Amounts) -> lis
 
 
 def growth_with(session: Session, group: GroupState, shape: TaskShape) -> Amounts:
-    """Return how much one more pod of this shape raises the group's charge; nothing if its
-    reservation covers the pod.
-    """
+    """Return how much one more pod raises the charge; nothing if a reservation covers it."""
     return minus(_charge_with(group, shape), session.ledger.charged(group))
 
 

@@ -284,9 +284,7 @@ class SessionNodes:
         return self._cache.open_when_empty()
 
     def most_free(self, resource: str) -> tuple[int, str]:
-        """Return the largest free amount of a resource on one open node, and the node's name; (0,
-        '') if no node is open.
-        """
+        """Return the largest free amount on one open node, and its name; or (0, '')."""
         if self._most_free_at != len(self.changes):
             self._most_free_at, self._most_free = len(self.changes), {}
         known = self._most_free.get(resource)
@@ -451,9 +449,7 @@ def _when_empty(record: Node) -> NodeState:
 
 
 def is_ready(record_ready: bool, heartbeat: int | None, now_ms: int, timeout_ms: int) -> bool:
-    """Return whether a node counts as ready: marked as ready, and heard of within the timeout if it
-    sends heartbeats.
-    """
+    """Return whether a node is marked as ready and, if it sends heartbeats, not silent."""
     return record_ready and (heartbeat is None or now_ms < heartbeat + timeout_ms)
 
 

@@ -529,9 +529,7 @@ MARK = "saved-from-live"
 
 
 def as_world(session: Session, lasting: Lasting) -> list[dict[str, object]]:
-    """Return manifests of what a session was opened on, except groups that have ended and that no
-    other group depends on.
-    """
+    """Return a session's manifests, without ended groups that no group depends on."""
     return [encode(obj) for obj in _objects(session, lasting)]
 
 

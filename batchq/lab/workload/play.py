@@ -120,9 +120,7 @@ class Running:
         return sorted(found, key=lambda one: one.order)
 
     def end(self, one: OnNode) -> bool:
-        """End a pod with success, unless it ended before or was asked to stop meanwhile; return
-        whether it has ended now.
-        """
+        """End a pod with success; return False if it had ended or was asked to stop."""
         if self._on_node.get(one.pod) is not one:
             return False
         del self._on_node[one.pod]

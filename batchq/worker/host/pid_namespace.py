@@ -129,9 +129,7 @@ class PidNamespace:
         return pid_of_pidfd(pidfd), answer.number
 
     def collect(self) -> int:
-        """Wait for the last started process that neither stays nor is an inner one, and return its
-        wait status.
-        """
+        """Wait for the last started process, unless it stays or is inner; return its status."""
         return self._collect(_COLLECT)
 
     def collect_inner(self, number: int) -> int:
@@ -418,9 +416,7 @@ class _FirstProcess:
         return wait_status
 
     def _collect_orphans(self) -> None:
-        """Collect ended children but the command and inner processes, whose pids stay reserved
-        until then.
-        """
+        """Collect ended children; the command and inner processes keep their pids."""
         command = () if self._command is None else (self._command.pid,)
         reap_orphans(keep=(*command, *self._inner))
 

@@ -431,13 +431,10 @@ class ServiceSupervisor:
     `serve` returns when the child gets SIGTERM. The child ends, too, if the parent is killed.
     """
 
-    def __init__(
-        self, name: str, serve: Callable[[], None], *, first_pause_s: float = FIRST_PAUSE_S
-    ) -> None:
+    def __init__(self, name: str, serve: Callable[[], None]) -> None:
         self._name = name
         self._serve = serve
-        self._first_pause_s = first_pause_s
-        self._pause_s = first_pause_s
+        self._pause_s = FIRST_PAUSE_S
 
     def run(self) -> None:
         """Supervise until the end is requested."""
@@ -499,7 +496,7 @@ class ServiceSupervisor:
     def _is_ended_during_pause(self, served_s: float) -> bool:
         """Wait before the next start; return whether the end was requested meanwhile."""
         if served_s >= SETTLED_S:
-            self._pause_s = self._first_pause_s
+            self._pause_s = FIRST_PAUSE_S
             return False
         found = signal.sigtimedwait(_ENDING, self._pause_s)
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

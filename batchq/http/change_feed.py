@@ -113,18 +113,9 @@ class ChangeFeed:
     The thread starts with the first watcher, and ends with `stop`.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[], Delegate],
-        kind: str = "PodGroup",
-        *,
-        kept: int = MOST_KEPT,
-        behind: int = MOST_BEHIND,
-    ) -> None:
+    def __init__(self, connect: Callable[[], Delegate], kind: str) -> None:
         self._connect = connect
         self._kind = kind
-        self._kept = kept
-        self._behind = behind
         self._items: dict[str, Object] = {}
         self._latest: deque[ChangeEvent] = deque()
         #: Changes after this revision are kept.
@@ -145,7 +136,7 @@ class ChangeFeed:
         if not await self._reaches(since or 0):
             yield (ChangeEvent(type=ChangeType.RESYNC, revision=self.revision),)
             return
-        watcher = Watcher(self._behind)
+        watcher = Watcher(MOST_BEHIND)
         if since is None:
             first = [
                 ChangeEvent(type=ChangeType.ADDED, revision=item.metadata.revision, item=item)
@@ -204,7 +195,7 @@ class ChangeFeed:
             for watcher in self._watchers:
                 watcher.end(poll.revision)
         self._latest.extend(events)
-        while len(self._latest) > self._kept:
+        while len(self._latest) > MOST_KEPT:
             self._floor = self._latest.popleft().revision
         if events and not poll.is_list:
             for watcher in self._watchers:

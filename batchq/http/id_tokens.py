@@ -68,11 +68,10 @@ class IdTokens:
         settings: OidcSettings,
         *,
         clock: Callable[[], float] = monotonic,
-        now_s: Callable[[], float] = time,
     ) -> None:
         self.settings = settings
         self._provider = IdentityProvider(settings.issuer, settings.authority)
-        self._clock, self._now_s = clock, now_s
+        self._clock = clock
         self._lock = threading.Lock()
         self._keys: Sequence[jwt.PyJWK] = ()
         self._read_at: float | None = None
@@ -127,7 +126,7 @@ class IdTokens:
             raise _invalid("it is not valid yet: is a clock wrong?") from None
         except (jwt.PyJWTError, RecursionError, ValueError, TypeError) as error:
             raise _invalid(printable(str(error))[:120] or type(error).__name__) from None
-        if self._now_s() - int(claims["iat"]) > _OLDEST_S + _SKEW_S:
+        if time() - int(claims["iat"]) > _OLDEST_S + _SKEW_S:
             raise _invalid("it was made too long ago")
         return claims
 

@@ -190,8 +190,7 @@ _NOTE_EVERY_S = 60.0
 class AccessBook:
     """Tokens and bindings. Any thread may read and renew it."""
 
-    def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._state = AccessState()
         self._bindings: tuple[Binding, ...] = ()
         self._read_at: float | None = None
@@ -217,7 +216,7 @@ class AccessBook:
 
     def renew(self, access: AccessControl) -> None:
         """Read what has changed. Raises StoreUnavailable."""
-        began_at = self._clock()
+        began_at = monotonic()
         state = self._state
         if self._read_at is None or access.revision() != state.revision:
             state = access.state()
@@ -274,11 +273,11 @@ class AccessBook:
 
     def note_pod(self, token: str) -> None:
         """Note that a pod's token is used now."""
-        self._pods_used_at[token] = self._clock()
+        self._pods_used_at[token] = monotonic()
 
     def renew_pods(self, hold: Callable[[PodAttempt], PodHold | None]) -> None:
         """Look up the tokens of pods that are in use; `hold` is `Delegate.pod_hold`."""
-        now = self._clock()
+        now = monotonic()
         # Another thread may note a token meanwhile.
         for token, at in self._pods_used_at.copy().items():
             if now - at >= _POD_WATCHED_S:
@@ -288,7 +287,7 @@ class AccessBook:
 
     def is_use_due(self, token: str) -> bool:
         """Return whether the use of a token should be recorded now."""
-        now = self._clock()
+        now = monotonic()
         if now - self._noted_at.get(token, -_NOTE_EVERY_S) < _NOTE_EVERY_S:
             return False
         if len(self._noted_at) > len(self._state.tokens):
@@ -297,7 +296,7 @@ class AccessBook:
         return True
 
     def _refuse_if_stale(self) -> None:
-        if self._read_at is None or self._clock() - self._read_at > STALE_S:
+        if self._read_at is None or monotonic() - self._read_at > STALE_S:
             raise not_ready("the tokens cannot be read: the server does not answer")
 
 

@@ -52,13 +52,13 @@ class TokenBuckets:
         self._clock = clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def wait_s(self, caller: str, cost: float = 1.0) -> float:
-        """Take `cost` from an allowance and return 0; or return how long until it suffices."""
+    def wait_s(self, caller: str) -> float:
+        """Take one request from an allowance and return 0; or return how long until it suffices."""
         now = self._clock()
         left, since = self._left.pop(caller, (self._rate.burst, now))
         left = min(self._rate.burst, left + (now - since) * self._rate.per_s)
-        missing = cost - left
-        self._left[caller] = (left if missing > 0 else left - cost, now)
+        missing = 1.0 - left
+        self._left[caller] = (left if missing > 0 else left - 1.0, now)
         if len(self._left) > MOST_REMEMBERED:
             self._left.popitem(last=False)
         return max(0.0, missing / self._rate.per_s)

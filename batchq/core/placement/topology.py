@@ -59,7 +59,7 @@ def domains_for(session: Session, group: GroupState) -> list[Domain]:
     if found is None or found[0] != changes:
         nodes, dimensions = _domains(session, keys_of(group, "required")), _dimensions_of(group)
         ranked = [
-            (suits, _free_part(session, nodes[values], dimensions), values, domain)
+            (suits, _free_of_all(session, nodes[values], dimensions), values, domain)
             for suits, values, domain in _suiting(session, group)
         ]
         ranked.sort(key=lambda entry: entry[:3])
@@ -138,7 +138,7 @@ def preferred(session: Session, group: GroupState, gang: Gang) -> Iterator[Gang]
     dimensions = sorted({name for shape, _ in gang for name in shape.requests})
     for count in range(len(keys), 0, -1):
         found = [
-            (_free_part(session, nodes, dimensions), values)
+            (_free_of_all(session, nodes, dimensions), values)
             for values, nodes in _domains(session, keys[:count]).items()
         ]
         for _, values in sorted(found):
@@ -176,7 +176,7 @@ def _dimensions_of(group: GroupState) -> list[str]:
     return sorted({name for shape in group.tasks for name in shape.requests})
 
 
-def _free_part(session: Session, nodes: Iterable[NodeState], dimensions: Iterable[str]) -> int:
+def _free_of_all(session: Session, nodes: Iterable[NodeState], dimensions: Iterable[str]) -> int:
     """Return what is free on open nodes in these dimensions, in millionths of the cluster's."""
     there = [node.free for node in nodes if node.open]
     return sum(

@@ -350,7 +350,7 @@ def hold(session: Session, group: GroupState) -> None:
         return
     reserved = group.status.set_aside_on
     if reserved and all(_would_hold(session, name, amounts) for name, amounts in reserved.items()):
-        hold_capacity(session, group, _free_part(session, reserved))
+        hold_capacity(session, group, _still_free(session, reserved))
         return
     by_node: dict[str, Amounts] = {}
     for shape, count in gang:
@@ -375,7 +375,7 @@ def _would_hold(session: Session, name: str, amounts: Amounts) -> bool:
     return node is not None and node.open and covers(node.total, amounts)
 
 
-def _free_part(session: Session, by_node: AmountsByNode) -> dict[str, Amounts]:
+def _still_free(session: Session, by_node: AmountsByNode) -> dict[str, Amounts]:
     """Return what is free of these amounts now, by node."""
     found: dict[str, Amounts] = {}
     for name, amounts in by_node.items():

@@ -280,13 +280,11 @@ class GpuMeter:
     A change updates one node, so a reading costs nothing.
     """
 
-    def __init__(
-        self, places: Sequence[Place], workload: Sequence[Shape], *, percent: int = 95
-    ) -> None:
+    def __init__(self, places: Sequence[Place], workload: Sequence[Shape]) -> None:
         asking = [shape for shape in workload if shape.gpu]
         self._least_cpu = min((shape.cpu for shape in asking), default=0)
         self._least_memory = min((shape.memory for shape in asking), default=0)
-        self._typical = typical_shapes(workload, percent=percent)
+        self._typical = typical_shapes(workload)
         self._pods = sum(one.pods for one in self._typical)
         #: A node's labels -> the shapes that may run there, as far as labels go.
         self._suitable: dict[tuple[tuple[str, str], ...], tuple[Typical, ...]] = {}

@@ -213,11 +213,11 @@ def own_cgroup(*, mounts: Path = MOUNTS, own: Path = OWN) -> Path | Unusable:
     return base
 
 
-def hand_over(uid: int, gid: int, *, mounts: Path = MOUNTS, own: Path = OWN) -> None:
+def hand_over(uid: int, gid: int) -> None:
     """Let another account make cgroups in this process's, as a service manager does for the account
     of a service. Root's cgroup of the whole machine stays root's. Raise OSError.
     """
-    base = own_cgroup(mounts=mounts, own=own)
+    base = own_cgroup()
     if isinstance(base, Unusable):
         return
     for folder in (base, base.parent) if base.name == _AGENT else (base,):

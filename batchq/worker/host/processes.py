@@ -144,14 +144,14 @@ def _reap(pid: int) -> bool:
         return True
 
 
-def collect(pid: int, *, within_s: float = _COLLECTED_WITHIN_S) -> int | None:
+def collect(pid: int) -> int | None:
     """Return the wait status of a child that has ended or is about to; None if it takes too long.
 
     A traced process ends for its tracer first, and for its parent only when the tracer has
     collected it or has ended. A pod must not be able to delay this, so a tracer below this process
     is killed. Raise ChildProcessError if there is no such child.
     """
-    deadline = monotonic() + within_s
+    deadline = monotonic() + _COLLECTED_WITHIN_S
     while True:
         collected, wait_status = os.waitpid(pid, os.WNOHANG)
         if collected:

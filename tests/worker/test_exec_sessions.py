@@ -131,6 +131,22 @@ def test_a_signed_request_is_answered_once_whatever_comes_between(
     assert node.horse.started == ["id"] * 2
 
 
+def test_an_agent_remembers_a_bounded_number_of_requests(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exec_sessions, "MOST_REQUESTS", 3)
+    node.restart(None)
+    requests = [a_request(node, number) for number in range(4)]
+    node.take(*requests)
+    assert node.horse.started == ["id"] * 3
+    assert node.answer(requests[3]) == (
+        "3 commands were requested in pods of node n1 within 30 seconds, the most there may be;"
+        " try again later"
+    )
+    node.take(requests[0])
+    assert node.horse.started == ["id"] * 3
+
+
 def test_a_signed_request_is_not_valid_for_the_next_agent_or_later(node: Node) -> None:
     before = signed_request(KEY, a_request(node, 0))
     node.take(before)

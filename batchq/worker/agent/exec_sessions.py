@@ -38,6 +38,8 @@ log = structlog.get_logger(__name__)
 MOST_SESSIONS = 64
 #: The most of one user, so that other users can run commands as well.
 MOST_SESSIONS_OF_USER = 32
+#: Requests that are remembered. A forgotten one could be served twice, so more are refused.
+MOST_REQUESTS = 4_096
 
 
 class ExecSessions:
@@ -116,6 +118,12 @@ class ExecSessions:
                 channel.refuse(why)
                 return
             until = request.expires_at
+        if len(self._known) >= MOST_REQUESTS:
+            channel.refuse(
+                f"{MOST_REQUESTS} commands were requested in pods of node {self._node} within"
+                f" {REQUEST_TTL_MS // 1000} seconds, the most there may be; try again later"
+            )
+            return
         self._known[request.session] = until
         self._open(channel, request, waiting)
 

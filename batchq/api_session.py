@@ -87,7 +87,7 @@ def checked_server(url: str, *, variable: str = "") -> str:
     if not is_whole or parts.scheme not in ("https", "http") or parts.path not in ("", "/"):
         # The message does not repeat the text, which may contain a token.
         hint = "as in https://hpc.example:8443, ssh://hpc.example or unix:/run/batchq/api.sock"
-        if variable:
+        if variable == SERVER_VARIABLE:
             hint += f"; unset {variable} to use the server of `batchq login` or the Redis server"
         if parts.scheme.startswith("redis"):
             hint = f"a Redis server is named by {URL_VARIABLE} or --redis-url"

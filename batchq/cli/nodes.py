@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import quote
 
 import click
@@ -132,10 +133,11 @@ def invite(shared: Globals, names: tuple[str, ...], lasts: str, output: Output) 
     joined replaces its user, so that a copy of the old password is useless. Needs an API with a
     registrar.
     """
+    nodes, request = _checked(names), {"lasts": lasts}
     with ApiSession(_api(shared)) as session:
         rows = [
             session.request("POST", f"/v1/nodes/{quote(name, safe='')}/invitations", request)
-            for name, request in ((name, {"lasts": lasts}) for name in names)
+            for name in nodes
         ]
 
     def show() -> None:
@@ -157,11 +159,22 @@ def revoke(shared: Globals, names: tuple[str, ...]) -> None:
     An agent that is cut off stops its pods when their leases end. Drain the node before, if it is
     merely retired.
     """
+    nodes = _checked(names)
     with ApiSession(_api(shared)) as session:
-        for name in names:
+        for name in nodes:
             done = session.request("DELETE", f"/v1/nodes/{quote(name, safe='')}/user")
             what = "its user is removed" if done["user"] else "its join tokens are revoked"
             echo(f"node {name} can do nothing more: {what}")
+
+
+def _checked(names: Sequence[str]) -> Sequence[str]:
+    """Return each name once. Raises InvalidInput before anything is done for one of them."""
+    from batchq.api.notation import subdomain_problem
+
+    for name in names:
+        if problem := subdomain_problem(name):
+            raise InvalidInput(f"node {name[:80]!r}: {problem}")
+    return tuple(dict.fromkeys(names))
 
 
 def _api(shared: Globals) -> ApiCredentials:

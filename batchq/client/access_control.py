@@ -335,8 +335,8 @@ class AccessControl:
             raise InvalidInput(f"node {node[:80]!r}: {problem}")
         if not 0 < lasts_ms <= LONGEST_INVITATION_MS:
             raise InvalidInput(
-                f"a join token lasts at most {describe_age(LONGEST_INVITATION_MS)}, found"
-                f" {describe_age(lasts_ms)}"
+                "a join token: expected a duration of more than 0 and at most"
+                f" {describe_age(LONGEST_INVITATION_MS)}, found {describe_age(lasts_ms)}"
             )
         return self._create(
             f"{OF_NODE}{node}", actor, lasts_ms, because=because, kind="join", node=node

@@ -156,6 +156,9 @@ def joined_url(home: Home, wanted: JoinRequest) -> str:
     token = "" if text is None else _id_of(text, wanted.token_file)
     if kept is None or (token and kept.token != token):
         kept = NodeCredentials(node=wanted.node, token=token, password=secrets.token_hex(32))
+    if kept.node != wanted.node and not kept.url:
+        # It was refused under the other name, or no answer came. A token is good for one node.
+        kept = structs.replace(kept, node=wanted.node)
     if kept.node != wanted.node:
         raise InvalidInput(
             f"this agent has joined as node {kept.node}, and was started as {wanted.node}",

@@ -360,6 +360,12 @@ TABLE = [
         ("gates", "open", "waiting", "x"),
     ),
     Bad(
+        "an invitation of a node that cannot exist",
+        1,
+        "node '../n1': expected at most 253 lower-case letters, digits, '-' and '.'",
+        ("nodes", "invite", "n1", "../n1"),
+    ),
+    Bad(
         "a node that is not there",
         6,
         "Node n7 does not exist",

@@ -315,6 +315,17 @@ def test_an_agent_that_has_joined_does_not_start_as_another_node(site: Site, fol
         joined_url(home, other)
 
 
+def test_an_agent_that_was_refused_under_a_wrong_name_joins_under_its_own(
+    site: Site, folder: Path
+) -> None:
+    home = Home(folder / "home")
+    wish = site.wish("gpu1", site.invite("gpu1"))
+    wrong = JoinRequest(node="gpu2", server=wish.server, token_file=wish.token_file)
+    with pytest.raises(BatchqError, match="is for node gpu1, and does not permit joining as"):
+        joined_url(home, wrong)
+    assert "worker-gpu1:" in joined_url(home, wish)
+
+
 def test_credentials_that_others_may_read_are_not_used(site: Site, folder: Path) -> None:
     home = Home(folder / "home")
     wish = site.wish("gpu1", site.invite("gpu1"))

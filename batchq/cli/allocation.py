@@ -160,7 +160,7 @@ def _check_pods(count: int, *, pty: bool) -> None:
         )
     if count > MOST_PODS:
         raise UsageError(
-            f"this terminal can have commands in {MOST_PODS} pods at a time, and not in {count}",
+            f"a command with an input can run in at most {MOST_PODS} pods, found {count}",
             hint="run it with `</dev/null`, or use `batchq submit`",
         )
 
@@ -184,7 +184,7 @@ def await_running(
                 print_results(client.wait([key]), err=True)
                 raise click.exceptions.Exit(watched.exit_code)
             raise Conflict(
-                f"PodGroup {key} is {found.status.phase} before its pods ran",
+                f"PodGroup {key} became {found.status.phase} before its pods ran",
                 hint=f"see `batchq describe {key}`",
             )
         if found.status.phase == PodGroupPhase.RUNNING:

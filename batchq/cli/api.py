@@ -95,8 +95,8 @@ _PACKAGES = ("starlette", "uvicorn", "httptools", "h11", "anyio")
     default="email",
     show_default=True,
     metavar="CLAIM",
-    help="The claim that names the user. An e-mail address must be verified; other names get "
-    "@ and the provider's host behind them.",
+    help="The claim that names the user. An e-mail address must be verified; to other names, "
+    "@ and the provider's host are added.",
 )
 @click.option(
     "--oidc-groups-claim",
@@ -174,7 +174,7 @@ def api(
             )
         )
     elif oidc_client:
-        raise UsageError("--oidc-client belongs to a provider, and --oidc-issuer names none")
+        raise UsageError("--oidc-client needs --oidc-issuer, the provider that it belongs to")
     options = ServeOptions(
         listen=tuple(parse_listen(text) for text in addresses),
         certificate=tls_cert,
@@ -218,7 +218,7 @@ def api(
     "api_users",
     multiple=True,
     metavar="USER",
-    help="An account that may ask; repeatable.  [default: the own one]",
+    help="An account that may send requests; repeatable.  [default: its own]",
 )
 @click.option(
     "--agents-url",
@@ -271,7 +271,8 @@ def _oidc(settings: OidcSettings) -> OidcSettings:
     if not settings.client:
         raise UsageError(
             "--oidc-issuer needs the id of this API at the provider",
-            hint="register it there as a public client with the device flow, and say --oidc-client",
+            hint="register it there as a public client with the device flow, and pass its id as"
+            " --oidc-client",
         )
     if "openid" not in settings.scope.split():
         raise UsageError("--oidc-scope: without `openid` the provider gives no ID token")

@@ -165,8 +165,8 @@ def whoami(shared: Globals, output: Output) -> None:
         # Fails if there is no login at all; otherwise a Redis server was chosen instead of it.
         kept = read_credentials(find_home())
         raise InvalidInput(
-            "commands here use the Redis server that --redis-url or the environment names, and only"
-            " the API knows users",
+            "commands here use the Redis server that --redis-url or the environment names, and"
+            " users are known only to the API",
             hint=f"without --redis-url and BATCHQ_REDIS_URL, they use the API at {kept.server}",
         )
     with ApiSession(used) as session:

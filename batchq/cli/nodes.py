@@ -181,8 +181,8 @@ def _api(shared: Globals) -> ApiCredentials:
     api = shared.api()
     if api is None:
         raise InvalidInput(
-            "users of nodes are made through the HTTP API, and this command does not use one",
-            hint="`batchq login`, or BATCHQ_SERVER; without an API, see `batchq acl worker`",
+            "this command needs the HTTP API, which makes the users of nodes",
+            hint="use `batchq login` or BATCHQ_SERVER; without an API, see `batchq acl worker`",
         )
     return api
 

@@ -136,8 +136,8 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     show_default=True,
     envvar="BATCHQ_RUN_AS",
     show_envvar=True,
-    help="Whose unix account runs a pod: the agent's, or that of the group's owner, which needs an"
-    " agent that is started as root, and --signing-key.",
+    help="The unix account of pods: that of the agent, or that of the group's owner. For owners,"
+    " start the agent as root and with --signing-key.",
 )
 @click.option(
     "--agent-user",
@@ -146,7 +146,7 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     show_default=True,
     envvar="BATCHQ_AGENT_USER",
     show_envvar=True,
-    help="With --run-as owner: the account that the agent itself takes. No pod runs as it.",
+    help="With --run-as owner: the account of the agent itself. No pod runs under it.",
 )
 @click.option(
     "--signing-key",
@@ -203,8 +203,8 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     "join_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A file with the token of `batchq nodes invite`: get a user of the server by it, from the "
-    "API of --api-server, and keep that. Once it has joined, the file is not needed any more.",
+    help="A file with the token of `batchq nodes invite`. The agent exchanges it at the API of "
+    "--api-server for a user of the Redis server, and keeps that; then the file can be removed.",
 )
 @click.option(
     "--ca-file",

@@ -387,7 +387,7 @@ class ApiCall:
             raise forbidden(
                 f"spec.token: this token permits no more than {', '.join(verbs)}, and tokens of"
                 " pods would permit more",
-                hint="leave spec.token out, or submit with a token that is not narrowed to verbs",
+                hint="leave spec.token out, or submit with a token that permits all verbs",
             )
 
     @cached_property

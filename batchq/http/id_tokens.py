@@ -181,7 +181,7 @@ class IdTokens:
             name = f"{name}@{urlsplit(self.settings.issuer).hostname}"
         # Commands without the API record users of this machine so.
         if not USER.fullmatch(name) or name.rpartition("@")[2] == socket.gethostname():
-            raise _invalid(f"the claim {claim!r} is no name of a user: {name[:80]!r}")
+            raise _invalid(f"the claim {claim!r} is not a valid user name: {name[:80]!r}")
         return name
 
 

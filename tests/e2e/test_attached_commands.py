@@ -62,7 +62,7 @@ def test_a_command_that_cannot_start_ends_its_pod(stack: Machine) -> None:
         (("--retries", "1"), b"error: --retries applies to groups in the background"),
         (
             ("-N", "33"),
-            b"error: this terminal can have commands in 32 pods at a time",
+            b"error: a command with an input can run in at most 32 pods",
         ),
     ],
 )

@@ -149,7 +149,7 @@ def test_whoami_says_that_commands_use_a_redis_server(running_api: RunningApi) -
     assert refused.code == 1
     assert refused.err == (
         "error: commands here use the Redis server that --redis-url or the environment names, and"
-        " only the API knows users\n"
+        " users are known only to the API\n"
         "hint: without --redis-url and BATCHQ_REDIS_URL, they use the API at"
         f" unix:{running_api.socket}\n"
     )

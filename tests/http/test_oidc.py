@@ -175,7 +175,7 @@ def test_a_user_is_named_by_a_verified_address_or_with_the_providers_host(
         assert "not verified" in why_refused(tokens, provider.sign(**claims))
     for name in ("a b@example.org", "@example.org", f"root@{socket.gethostname()}", "é@x.org"):
         claims = {**ALICE, "email": name}
-        assert "is no name of a user" in why_refused(tokens, provider.sign(**claims))
+        assert "is not a valid user name" in why_refused(tokens, provider.sign(**claims))
     by_name = validated(provider, user_claim="preferred_username")
     # The user `root` of the provider is not the root of this machine.
     assert by_name.login_of(provider.sign(preferred_username="root")).user == "root@127.0.0.1"
@@ -296,7 +296,7 @@ def test_the_api_refuses_half_a_configuration() -> None:
     for words, why in (
         (("--oidc-issuer", "http://login.example.org"), "expected https://HOST/PATH"),
         (("--oidc-issuer", "https://login.example.org"), "--oidc-client"),
-        (("--oidc-client", "batchq"), "--oidc-issuer names none"),
+        (("--oidc-client", "batchq"), "--oidc-client needs --oidc-issuer"),
     ):
         done = subprocess.run(
             [

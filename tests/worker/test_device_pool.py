@@ -393,7 +393,7 @@ def test_a_device_that_a_stranger_uses_is_kept_back(make_pool: MakePool) -> None
     pool.begin_check()
     pool.update(FoundDevices(devices=devices, processes={devices[0].id: frozenset({7, 9})}))
     assert pool.offer({})["gpu"] == 1000
-    assert pool.devices()[0].trouble == "used by process 7 and 1 more, which is no pod"
+    assert pool.devices()[0].trouble == "used by process 7 and 1 more outside of any pod"
     assert indices(pool.take(A, {"gpu": 1000})) == [1]
 
 

@@ -520,7 +520,7 @@ def inboxes(state: State) -> tuple[Finding, ...]:
             )
         )
     late = state.counts.get("superseded", 0)
-    return or_ok(findings, f"all node reports are applied ({late} came too late, ever)")
+    return or_ok(findings, f"all node reports are applied ({late} came too late so far)")
 
 
 def _all(

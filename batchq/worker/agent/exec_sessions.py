@@ -155,7 +155,7 @@ class ExecSessions:
             return
         if len(self._relays) >= MOST_SESSIONS:
             channel.refuse(
-                f"{MOST_SESSIONS} commands run in pods of node {self._node}, the most there may be"
+                f"{MOST_SESSIONS} commands run in pods of node {self._node}, which is the limit"
             )
             return
         of_user = sum(one.user == request.user for _, one in self._relays.values())
@@ -212,4 +212,6 @@ class ExecSessions:
             if collect(pid) != 0:
                 log.warning("relay of a command killed", relay=pid)
                 channel = ExecChannel(self._link, self._node, request.session, is_node=True)
-                channel.end_abruptly("the process that passes its bytes on was killed")
+                channel.end_abruptly(
+                    "its relay, the process that passes input and output on, was killed"
+                )

@@ -447,7 +447,7 @@ def _with_strangers(device: Device, pids: Iterable[int]) -> Device:
     if device.trouble or not users:
         return device
     rest = f" and {len(users) - 1} more" if len(users) > 1 else ""
-    return structs.replace(device, trouble=f"used by process {users[0]}{rest}, which is no pod")
+    return structs.replace(device, trouble=f"used by process {users[0]}{rest} outside of any pod")
 
 
 def _ids_named(names: Sequence[str], devices: Sequence[Device]) -> frozenset[str]:

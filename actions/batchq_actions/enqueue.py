@@ -293,7 +293,7 @@ def _places_for(session: Session, group: GroupState) -> KeptPlaces | tuple[Verdi
     """Return the places that nodes have for a group's gang, which are taken then, or why they have
     none; None if the gang needs none, or has them.
     """
-    if group.is_external or group.status.pledge.stands or not nodes_decide(session):
+    if group.is_external or group.status.pledge.victims or not nodes_decide(session):
         return None
     nodes = session.nodes
     if group.uid in nodes.kept or (nodes.binding_refused is not None and group.reserved):

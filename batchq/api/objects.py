@@ -553,7 +553,7 @@ def key_of(item: Object) -> str:
     """Return the object's key within its kind: a pod's uid, `namespace/name`, or the bare name."""
     if isinstance(item, Pod):
         return item.metadata.uid
-    if kind_of(item) in NAMESPACED:
+    if type(item).__name__ in NAMESPACED:
         return f"{item.metadata.namespace}/{item.metadata.name}"
     return item.metadata.name
 

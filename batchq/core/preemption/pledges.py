@@ -36,7 +36,7 @@ def standing_pledges(session: Session) -> Iterator[tuple[GroupState, Pledge]]:
     """Yield every preemptor with a pledge, and its pledge."""
     preemptors = {**session.carried.preemptors, **session.effects.touched}.values()
     for group in sorted(
-        [one for one in preemptors if one.status.pledge.stands and one.phase not in TERMINAL],
+        [one for one in preemptors if one.status.pledge.victims and one.phase not in TERMINAL],
         key=_by_key,
     ):
         yield group, group.status.pledge
@@ -261,7 +261,7 @@ def _drop_hold(session: Session, preemptor: GroupState) -> None:
 def end_pledge(statement: Statement, preemptor: GroupState) -> None:
     """End the preemptor's pledge; does nothing if there is none."""
     pledge = preemptor.status.pledge
-    if not pledge.stands:
+    if not pledge.victims:
         return
     session = statement.session
     release_to(statement, preemptor)

@@ -207,7 +207,7 @@ class LedgerView:
     def _recharge(self, group: GroupState) -> None:
         uid = group.uid
         new = group.charge_with_count()
-        new_owed = self._owed_now(group) if group.status.pledge.stands else _NOTHING_OWED
+        new_owed = self._owed_now(group) if group.status.pledge.victims else _NOTHING_OWED
         old, old_owed = self._charges.get(uid, _NOTHING), self._owed.get(uid, _NOTHING_OWED)
         if (new is old or new == old) and new_owed == old_owed:
             return

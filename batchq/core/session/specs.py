@@ -92,14 +92,14 @@ class Shapes:
 
     def of(self, spec: PodGroupSpec, priority: int) -> GroupShape:
         """Return the shape of a spec in a group of this priority."""
-        states_priority = any(task.template.priority is not None for task in spec.tasks)
+        stated = [task for task in spec.tasks if task.template.priority is not None]
         key = (
             spec.min_member,
             spec.controller,
             tuple(spec.min_resources.items()),
             tuple(map(_key_of_task, spec.tasks)),
-            priority if states_priority else None,
-            ports_of(spec),
+            priority if stated else None,
+            0 if spec.launch is None else spec.launch.ports,
             tuple(spec.topology.items()),
         )
         known = self._known.get(key)
@@ -112,11 +112,6 @@ class Shapes:
 
 #: How many shapes are cached.
 _MOST_KNOWN = 10_000
-
-
-def ports_of(spec: PodGroupSpec) -> int:
-    """Return how many ports each pod of a group gets."""
-    return 0 if spec.launch is None else spec.launch.ports
 
 
 def _key_of_task(task: Task) -> tuple[object, ...]:
@@ -137,7 +132,8 @@ def _key_of_task(task: Task) -> tuple[object, ...]:
 
 def shape_of(spec: PodGroupSpec, priority: int = 0, *, gates_hold: bool = True) -> GroupShape:
     """Compute the shape of a spec in a group of this priority."""
-    tasks = shapes_of(spec.tasks, priority, gates_hold=gates_hold, ports=ports_of(spec))
+    ports = 0 if spec.launch is None else spec.launch.ports
+    tasks = shapes_of(spec.tasks, priority, gates_hold=gates_hold, ports=ports)
     replicas = sum(task.replicas for task in spec.tasks)
     min_member = spec.min_member or max(1, replicas)
     if spec.controller == "external":
@@ -288,7 +284,7 @@ def only_waits(record: PodGroup) -> bool:
         and not status.checks
         and not status.evictions.recent
         and not status.claim.is_open
-        and not status.pledge.stands
+        and not status.pledge.victims
         and not record.spec.depends_on
     )
 

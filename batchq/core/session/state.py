@@ -71,6 +71,8 @@ class GroupState:
         "given_shape",
         "handed_on",
         "in_line_at",
+        "is_elastic",
+        "is_external",
         "is_over",
         "is_refused_alone",
         "key",
@@ -83,6 +85,7 @@ class GroupState:
         "placed",
         "pods",
         "priority",
+        "queue",
         "record",
         "record_only",
         "recorded",
@@ -110,11 +113,15 @@ class GroupState:
         former: GroupState | None = None,
     ) -> None:
         """`former` is the group's state in the previous session, which is not used any more."""
+        spec = record.spec
         self.record = record
+        self.queue: str = spec.queue
+        #: Whether an external program runs it: batchq creates no pods for it and assigns no nodes.
+        self.is_external = spec.controller == "external"
         #: The path from the root to its queue.
-        self.chain = chain or tuple(dict.fromkeys((ROOT, record.spec.queue)))
+        self.chain = chain or tuple(dict.fromkeys((ROOT, spec.queue)))
         #: What follows from its spec alone.
-        self.own_shape = shape or shape_of(record.spec, priority, gates_hold=gates_hold)
+        self.own_shape = shape or shape_of(spec, priority, gates_hold=gates_hold)
         #: The labels of the nodes to which its pods are confined. `given_shape` respects these,
         #: and `shape` also gates of single pods.
         self.domain = record.status.domain
@@ -134,6 +141,8 @@ class GroupState:
         self.tasks = shape.tasks
         self.replicas = shape.replicas
         self.min_member = shape.min_member
+        #: Whether it can run with fewer pods than it has.
+        self.is_elastic = shape.replicas > shape.min_member
         # Most groups have no pods; they share empty values, and each change creates a new one.
         self._on_nodes: Amounts = _NONE
         #: Task -> the number of its pods that have a node and may keep it, or have succeeded.
@@ -199,10 +208,6 @@ class GroupState:
         return self.record.metadata.namespace
 
     @property
-    def queue(self) -> str:
-        return self.record.spec.queue
-
-    @property
     def phase(self) -> PodGroupPhase:
         return self.status.phase
 
@@ -210,11 +215,6 @@ class GroupState:
     def is_array(self) -> bool:
         """Return whether one pod is enough to start, and there are more."""
         return self.min_member == 1 and self.replicas > 1
-
-    @property
-    def is_elastic(self) -> bool:
-        """Return whether it can run with fewer pods than it has."""
-        return self.replicas > self.min_member
 
     @property
     def queue_time(self) -> int:
@@ -234,13 +234,6 @@ class GroupState:
     def reserved(self) -> bool:
         """Return whether it holds a reservation."""
         return self.status.reserved_at is not None and self.phase not in TERMINAL
-
-    @property
-    def is_external(self) -> bool:
-        """Return whether an external program runs it: batchq creates no pods for it and assigns no
-        nodes.
-        """
-        return self.record.spec.controller == "external"
 
     @property
     def held(self) -> Amounts:
@@ -488,7 +481,7 @@ class GroupState:
             elif changed[uid] is new:
                 # It is as in the snapshot again.
                 del changed[uid]
-        if self.replicas > self.min_member:
+        if self.is_elastic:
             self._note_elastic(changes)
 
     def _note_elastic(self, changes: Iterable[Exchange]) -> None:

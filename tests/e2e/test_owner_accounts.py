@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from batchq.client.access_control import Actor, Delegate
 from batchq.worker.host.cgroup import PodCgroup, Unusable, own_cgroup
 from batchq.worker.host.node_resources import runtime_labels
 from tests.e2e.machine import QUICK, QUICK_AGENT, group, phase, pods_of, until
+from tests.harness import fork_server
 from tests.harness.server import Server
 from tests.harness.terminals import Terminal
 from tests.http.api_process import ApiProcess
@@ -125,7 +126,8 @@ class Site:
     def run(self, *words: str, within: PodCgroup | None = None) -> subprocess.Popen[bytes]:
         """Start a command as root."""
         name = f"{words[0]}-{len(self._processes)}.log"
-        own = (sys.executable, "-P")
+        is_agent = words[0] == "worker"
+        start: type[subprocess.Popen[bytes]] = subprocess.Popen if is_agent else fork_server.Process
 
         def prepare() -> None:
             # As a login session has one.
@@ -134,15 +136,20 @@ class Site:
                 within.enter()
 
         with (self.root / name).open("wb") as log:
-            process = subprocess.Popen(
-                [*(self._start if words[0] == "worker" else own), "-m", "batchq.cli", *words],
+            process = start(
+                [
+                    *(self._start if is_agent else (sys.executable, "-P")),
+                    "-m",
+                    "batchq.cli",
+                    *words,
+                ],
                 env=self.environment
                 | {"BATCHQ_REDIS_URL_FILE": str(self.url_file), "BATCHQ_HOME": str(self.home)},
                 cwd="/root" if os.access("/root", os.X_OK) else "/",
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=prepare,
+                preexec_fn=prepare if is_agent else None,
             )
         self._processes.append(process)
         return process
@@ -211,8 +218,8 @@ class Site:
                 process.wait(20)
 
 
-@pytest.fixture
-def site() -> Iterator[Site]:
+@contextmanager
+def a_site() -> Iterator[Site]:
     if os.geteuid() != 0:
         pytest.skip("only root can start an agent with --run-as owner: run these tests as root")
     for name in (AGENT, ALICE, BOB):
@@ -234,21 +241,36 @@ def site() -> Iterator[Site]:
 
 
 @pytest.fixture
-def client(site: Site) -> Iterator[Client]:
-    with Client(site.url) as made:
+def site() -> Iterator[Site]:
+    """A site without an agent."""
+    with a_site() as made:
         yield made
 
 
-def test_a_pod_has_no_key_of_the_agent(site: Site, client: Client) -> None:
+@pytest.fixture(scope="module")
+def usual() -> Iterator[Site]:
+    """A site with an agent that several tests use."""
+    with a_site() as made:
+        made.start_agent()
+        yield made
+
+
+@pytest.fixture
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    found = request.getfixturevalue("usual" if "usual" in request.fixturenames else "site")
+    with Client(found.url) as made:
+        yield made
+
+
+def test_a_pod_has_no_key_of_the_agent(usual: Site, client: Client) -> None:
     if LIBC.syscall(KEYCTL, 0, -3, 0) < 0:
         pytest.skip("this machine has no keyrings")
-    site.start_agent()
     # It prints the number of its session keyring, which it would have from the agent.
     ask = f"import ctypes; print(ctypes.CDLL(None).syscall({KEYCTL}, 0, -3, 0))"
     for owner in ("alice", "bob"):
-        site.submit(owner, f"keys-of-{owner}", site.python, "-I", "-c", ask)
-        assert site.ended(client, f"keys-of-{owner}").status.exit_code == 0
-    found = [int(site.output(client, f"keys-of-{owner}")) for owner in ("alice", "bob")]
+        usual.submit(owner, f"keys-of-{owner}", usual.python, "-I", "-c", ask)
+        assert usual.ended(client, f"keys-of-{owner}").status.exit_code == 0
+    found = [int(usual.output(client, f"keys-of-{owner}")) for owner in ("alice", "bob")]
     assert found[0] != found[1]
 
 
@@ -256,9 +278,8 @@ def shell(*lines: str) -> Sequence[str]:
     return ("sh", "-c", "\n".join(lines))
 
 
-def test_a_pod_has_identity_environment_and_files_of_its_owner(site: Site, client: Client) -> None:
-    site.start_agent()
-    shared = site.root / "shared"
+def test_a_pod_has_identity_environment_and_files_of_its_owner(usual: Site, client: Client) -> None:
+    shared = usual.root / "shared"
     shared.mkdir()
     shared.chmod(0o777)
     script = shell(
@@ -267,10 +288,10 @@ def test_a_pod_has_identity_environment_and_files_of_its_owner(site: Site, clien
         "grep -h CapEff /proc/self/status; env",
         'test -z "$BATCHQ_STOP_FILE" || echo has a stop file',
     )
-    site.submit("alice", "who", *script)
-    assert site.ended(client, "who").status.exit_code == 0
+    usual.submit("alice", "who", *script)
+    assert usual.ended(client, "who").status.exit_code == 0
     alice = account(ALICE)
-    lines = site.output(client, "who").splitlines()
+    lines = usual.output(client, "who").splitlines()
     folder = alice.pw_dir if Path(alice.pw_dir).is_dir() else "/"
     assert lines[0] == (
         f"{ALICE} {alice.pw_uid} {alice.pw_gid} {alice.pw_dir} {ALICE} {ALICE} {alice.pw_shell}"
@@ -282,7 +303,7 @@ def test_a_pod_has_identity_environment_and_files_of_its_owner(site: Site, clien
     written = (shared / "file").stat()
     assert (written.st_uid, written.st_gid) == (alice.pw_uid, alice.pw_gid)
     agent = account(AGENT).pw_uid
-    assert {path.stat().st_uid for path in (site.home / "logs").iterdir()} == {agent}
+    assert {path.stat().st_uid for path in (usual.home / "logs").iterdir()} == {agent}
 
 
 @pytest.mark.parametrize("containment", ["subreaper", "pid-namespace"])
@@ -300,10 +321,7 @@ def test_no_owner_reaches_pods_of_another_or_the_agent(
     site.submit("alice", "victim", *victim, env={"MINE": "x"})
     until(lambda: site.output(client, "victim") == "of alice")
     theirs = [agent.pid, *(one.pid for one in psutil.Process(agent.pid).children(recursive=True))]
-    assert {psutil.Process(pid).uids().real for pid in theirs} == {
-        account(AGENT).pw_uid,
-        account(ALICE).pw_uid,
-    }
+    assert set(filter(None, map(uid_of, theirs))) == {account(AGENT).pw_uid, account(ALICE).pw_uid}
     private = [
         *(str(path) for path in site.home.rglob("*")),
         *map(str, (secret, site.key, site.url_file)),
@@ -373,7 +391,7 @@ def test_pods_of_other_accounts_end_with_a_killed_agent(
     ours = [agent.pid, *(one.pid for one in psutil.Process(agent.pid).children(recursive=True))]
     agents = account(AGENT).pw_uid
     # Agent, work-horse and guard at once, so that only the next agent is left to end the pod.
-    for pid in [pid for pid in ours if psutil.Process(pid).uids().real == agents]:
+    for pid in [pid for pid in ours if uid_of(pid) == agents]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     agent.wait(20)
@@ -383,6 +401,14 @@ def test_pods_of_other_accounts_end_with_a_killed_agent(
     until(lambda: len(sleepers(seconds)) == 2, what="the next attempt runs")
     (pod,) = pods_of(client, "left")
     assert (pod.status.losses, pod.status.last_reason) == (1, "NodeLost")
+
+
+def uid_of(pid: int) -> int | None:
+    """Return the account of a process; None if it has ended."""
+    try:
+        return int(psutil.Process(pid).uids().real)
+    except psutil.NoSuchProcess:
+        return None
 
 
 def sleepers(seconds: str) -> list[int]:
@@ -399,77 +425,72 @@ def processes_with(word: str) -> list[int]:
     ]
 
 
-def test_a_function_runs_as_its_owner_and_may_read_its_token(site: Site, client: Client) -> None:
-    site.start_agent()
-    site.submit("alice", "function", function="os:getuid")
-    assert site.ended(client, "function").status.message == ""
+def test_a_function_runs_as_its_owner_and_may_read_its_token(usual: Site, client: Client) -> None:
+    usual.submit("alice", "function", function="os:getuid")
+    assert usual.ended(client, "function").status.message == ""
     assert client.result("function") == account(ALICE).pw_uid
-    site.submit("alice", "token", *shell("stat -c '%U %a' $BATCHQ_TOKEN_FILE"), token="self")
-    assert site.ended(client, "token").status.exit_code == 0
-    assert site.output(client, "token") == f"{ALICE} 600"
+    usual.submit("alice", "token", *shell("stat -c '%U %a' $BATCHQ_TOKEN_FILE"), token="self")
+    assert usual.ended(client, "token").status.exit_code == 0
+    assert usual.output(client, "token") == f"{ALICE} 600"
 
 
-def test_a_container_runs_as_the_owner(site: Site, client: Client) -> None:
+def test_a_container_runs_as_the_owner(usual: Site, client: Client) -> None:
     if runtime_labels()["batchq/runtime-bwrap"] != "yes":
         pytest.skip("bubblewrap is not installed, or this machine forbids what it needs")
-    site.start_agent()
     container = {"isolate": ["devices"]}
     script = shell("id -un; ls /dev", "cat /proc/self/status | grep CapEff")
-    site.submit("alice", "inside", *script, container=container)
-    assert site.ended(client, "inside").status.exit_code == 0
-    lines = site.output(client, "inside").splitlines()
+    usual.submit("alice", "inside", *script, container=container)
+    assert usual.ended(client, "inside").status.exit_code == 0
+    lines = usual.output(client, "inside").splitlines()
     assert (lines[0], lines[-1]) == (ALICE, "CapEff:\t0000000000000000")
     assert "mem" not in lines
 
 
-def test_a_folder_that_the_owner_may_not_enter_is_named(site: Site, client: Client) -> None:
-    site.start_agent()
-    closed = site.root / "closed"
+def test_a_folder_that_the_owner_may_not_enter_is_named(usual: Site, client: Client) -> None:
+    closed = usual.root / "closed"
     closed.mkdir(mode=0o700)
-    site.submit("alice", "closed", "true", workingDir=str(closed))
-    status = site.ended(client, "closed").status
+    usual.submit("alice", "closed", "true", workingDir=str(closed))
+    status = usual.ended(client, "closed").status
     assert (status.exit_code, status.message) == (
         126,
         f"workingDir {closed} cannot be used on this node by account {ALICE}: Permission denied",
     )
-    site.submit("alice", "missing", "no-such-program")
-    assert site.ended(client, "missing").status.message == "command not found: no-such-program"
+    usual.submit("alice", "missing", "no-such-program")
+    assert usual.ended(client, "missing").status.message == "command not found: no-such-program"
 
 
 def test_an_environment_is_looked_for_with_the_rights_of_the_owner(
-    site: Site, client: Client
+    usual: Site, client: Client
 ) -> None:
-    site.start_agent()
     for owner in (ALICE, BOB):
-        program = site.root / owner / "env" / "bin" / "greet"
+        program = usual.root / owner / "env" / "bin" / "greet"
         program.parent.mkdir(parents=True)
         program.write_text("#!/bin/sh\necho hello\n")
         program.chmod(0o755)
-        closed = site.root / owner
+        closed = usual.root / owner
         closed.chmod(0o700)
         os.chown(closed, account(owner).pw_uid, account(owner).pw_gid)
-    site.submit("alice", "own", "greet", envActivate=str(site.root / ALICE / "env"))
-    assert site.ended(client, "own").status.exit_code == 0
-    assert site.output(client, "own") == "hello"
+    usual.submit("alice", "own", "greet", envActivate=str(usual.root / ALICE / "env"))
+    assert usual.ended(client, "own").status.exit_code == 0
+    assert usual.output(client, "own") == "hello"
     ends = []
     for name in ("env", "gone"):
-        site.submit("alice", name, "true", envActivate=str(site.root / BOB / name))
-        status = site.ended(client, name).status
+        usual.submit("alice", name, "true", envActivate=str(usual.root / BOB / name))
+        status = usual.ended(client, name).status
         ends.append((status.exit_code, status.message))
     assert ends == [(0, ""), (0, "")]
-    gone = site.root / "gone"
-    site.submit("alice", "open", "true", envActivate=str(gone))
-    assert site.ended(client, "open").status.message == (
+    gone = usual.root / "gone"
+    usual.submit("alice", "open", "true", envActivate=str(gone))
+    assert usual.ended(client, "open").status.message == (
         f"envActivate {gone} is no environment on this node: it has no bin"
     )
 
 
-def test_a_pod_without_an_account_fails_with_one_sentence(site: Site, client: Client) -> None:
-    site.start_agent()
-    site.submit("carol", "nobody-here", "true")
-    site.submit("root", "as-root", "true")
-    site.submit(ALICE, "of-the-system", "true")
-    with Client(site.url) as raw:
+def test_a_pod_without_an_account_fails_with_one_sentence(usual: Site, client: Client) -> None:
+    usual.submit("carol", "nobody-here", "true")
+    usual.submit("root", "as-root", "true")
+    usual.submit(ALICE, "of-the-system", "true")
+    with Client(usual.url) as raw:
         raw.user = "alice"
         raw.submit(["true"], name="forged")
     expected = {
@@ -484,20 +505,19 @@ def test_a_pod_without_an_account_fails_with_one_sentence(site: Site, client: Cl
         " node runs pods as their owners; submit it through the API",
     }
     for name, message in expected.items():
-        pod = site.ended(client, name)
+        pod = usual.ended(client, name)
         assert (pod.status.exit_code, pod.status.message) == (126, message)
         assert str(group(client, name).status.phase) == "Failed"
 
 
-def test_a_signed_group_whose_command_was_changed_does_not_run(site: Site, client: Client) -> None:
-    site.start_agent()
-    site.submit("alice", "changed", "true", suspend=True)
+def test_a_signed_group_whose_command_was_changed_does_not_run(usual: Site, client: Client) -> None:
+    usual.submit("alice", "changed", "true", suspend=True)
     before = group(client, "changed")
     template = structs.replace(before.spec.tasks[0].template, command=("id",))
     task = structs.replace(before.spec.tasks[0], template=template)
     client.apply([structs.replace(before, spec=structs.replace(before.spec, tasks=(task,)))])
     client.resume("changed")
-    pod = site.ended(client, "changed")
+    pod = usual.ended(client, "changed")
     assert pod.status.exit_code == 126
     assert pod.status.message == (
         "the signature of its group is not valid: what it runs, or its owner, was changed after the"

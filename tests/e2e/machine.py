@@ -171,14 +171,12 @@ class Machine:
         self, *arguments: str, given: bytes, exits: int = 0, **variables: str
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a command with an input and more variables; it must exit with `exits`."""
-        done = subprocess.run(
+        done = fork_server.run_with_input(
             self._command(arguments),
+            given,
             env=self._environ | variables,
             cwd=self.root,
-            input=given,
-            capture_output=True,
             timeout=COMMAND_WITHIN_S,
-            check=False,
         )
         assert done.returncode == exits, (done.returncode, done.stdout, done.stderr)
         return done

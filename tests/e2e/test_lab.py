@@ -15,6 +15,7 @@ import pytest
 from batchq.api.access import parse_binding
 from batchq.client.access_control import Actor, Delegate
 from tests.e2e.machine import QUICK_AGENT, Machine, kill, until
+from tests.harness import fork_server
 from tests.harness.guarded import GuardedServer
 from tests.harness.tls import AUTHORITY, CERTIFICATES
 
@@ -93,10 +94,9 @@ class Lab:
 
     def run(self, user: str, *words: str, exits: int = 0) -> subprocess.CompletedProcess[str]:
         """Run a command of a user, who has no credentials of the Redis server."""
-        done = subprocess.run(
-            self._command(words), env=self._environment(user), capture_output=True, text=True,
-            check=False, timeout=90,
-        )  # fmt: skip
+        done = fork_server.run(
+            fork_server.Process, self._command(words), env=self._environment(user), timeout=90
+        )
         assert done.returncode == exits, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -104,7 +104,7 @@ class Lab:
         """Start a command of a user; return it, and the file with its output."""
         path = self.root / f"{user}-{words[0]}.txt"
         with path.open("wb") as file:
-            started = subprocess.Popen(
+            started: subprocess.Popen[bytes] = fork_server.Process(
                 self._command(words), env=self._environment(user), stdout=file, stderr=file
             )
         self._followers.append(started)

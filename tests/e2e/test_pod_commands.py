@@ -18,6 +18,7 @@ import redis
 from batchq.daemon import embedded_server
 from batchq.worker.host.node_resources import runtime_labels
 from tests.e2e.machine import Machine, kill, phase, until
+from tests.harness import fork_server
 from tests.http.api_process import RunningApi
 
 CONTAINMENTS = ("cgroup", "pid-namespace", "subreaper")
@@ -54,14 +55,12 @@ def execute(
     machine: Machine, door: dict[str, str], *words: str, given: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `batchq exec` in a pod, with this input."""
-    return subprocess.run(
+    return fork_server.run_with_input(
         [sys.executable, "-P", "-m", "batchq.cli", "exec", *words],
+        given,
         env=machine.environ | door,
         cwd=machine.root,
-        input=given,
-        capture_output=True,
         timeout=90,
-        check=False,
     )
 
 

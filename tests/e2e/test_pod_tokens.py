@@ -7,6 +7,7 @@ import sys
 
 from batchq.api.tokens import parse_token
 from tests.e2e.machine import QUICK_AGENT, Machine, group, phase, until
+from tests.harness import fork_server
 
 #: Submits a child group and waits for it, and tries what its owner may and it may not.
 PARENT = """
@@ -81,10 +82,9 @@ def test_a_pod_submits_a_child_and_its_token_ends_with_it(machine: Machine) -> N
 
 def jobs_with(machine: Machine, token: str, server: str) -> subprocess.CompletedProcess[str]:
     """Run `batchq jobs` with a token."""
-    return subprocess.run(
+    return fork_server.run(
+        fork_server.Process,
         [sys.executable, "-P", "-m", "batchq.cli", "jobs"],
         env={"HOME": str(machine.root), "BATCHQ_TOKEN": token, "BATCHQ_SERVER": server},
-        capture_output=True,
-        text=True,
-        check=False,
+        timeout=90,
     )

@@ -113,10 +113,27 @@ def run(
     kind: type[subprocess.Popen[str]], argv: Sequence[str], *, timeout: float, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a process of some kind to its end, as `subprocess.run` does, and capture its output."""
+    return _finished(kind, argv, None, timeout, text=True, **options)
+
+
+def run_with_input(
+    argv: Sequence[str], given: bytes, *, timeout: float, **options: Any
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a process of batchq to its end with this input, and capture its output."""
+    return _finished(Process[bytes], argv, given, timeout, stdin=subprocess.PIPE, **options)
+
+
+def _finished(
+    kind: type[subprocess.Popen[AnyStr]],
+    argv: Sequence[str],
+    given: AnyStr | None,
+    timeout: float,
+    **options: Any,
+) -> subprocess.CompletedProcess[AnyStr]:
     pipe = subprocess.PIPE
-    with kind(argv, stdout=pipe, stderr=pipe, text=True, **options) as process:
+    with kind(argv, stdout=pipe, stderr=pipe, **options) as process:
         try:
-            out, err = process.communicate(timeout=timeout)
+            out, err = process.communicate(given, timeout=timeout)
         except BaseException:  # also Ctrl-C
             process.kill()
             raise

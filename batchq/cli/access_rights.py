@@ -28,7 +28,7 @@ from batchq.api.access import (
     parse_binding,
 )
 from batchq.api.times import format_instant, parse_duration
-from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
+from batchq.cli.output.forms import Columns, ListForm, Output, instant, show_list, tabled
 from batchq.cli.output.options import DURATION, Globals, examples, output_option, pass_globals
 from batchq.cli.output.terminal import echo
 from batchq.client.access_control import (
@@ -442,14 +442,14 @@ def list_tokens(shared: Globals, user: str, output: Output) -> None:
         "USER": lambda one: one.owner,
         "STATE": lambda one: _state(one, now_ms),
         "EXPIRES": lambda one: format_instant(one.expires_at),
-        "USED": lambda one: _instant(used.get(one.id)) or "",
+        "USED": lambda one: instant(used.get(one.id)) or "",
         "SCOPE": lambda one: ", ".join((*one.scope.verbs, *one.scope.namespaces)),
         "NOTE": lambda one: one.note,
     }
     form: ListForm[TokenRecord] = ListForm(
         lambda some: tabled(some, columns),
         "there are no tokens",
-        row=lambda one: token_row(one) | {"usedAt": _instant(used.get(one.id))},
+        row=lambda one: token_row(one) | {"usedAt": instant(used.get(one.id))},
     )
     show_list(output, wanted, form)
 
@@ -464,10 +464,6 @@ def revoke(shared: Globals, tokens: tuple[str, ...]) -> None:
         for one in tokens:
             record = delegate.access.revoke_token(one, actor)
             echo(f"token {one} of user {record.owner} revoked")
-
-
-def _instant(at: int | None) -> str | None:
-    return None if at is None else format_instant(at)
 
 
 def _state(record: TokenRecord, now_ms: int) -> str:

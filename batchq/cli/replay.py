@@ -17,6 +17,7 @@ from batchq.cli.output.terminal import (
     EXIT_GROUP_FAILED,
     EXIT_WARNINGS,
     Interrupted,
+    comment,
     echo,
     on_interrupt,
 )
@@ -246,8 +247,8 @@ def replay(
     if against:
         check_comparable(plan)
     with on_interrupt("interrupted while the stack started; what was started is stopped again"):
-        up = stack.up(home, stack.UpOptions(url=shared.redis_url, agents=0), say=_note)
-    _note(_announcement(plan, log.dropped))
+        up = stack.up(home, stack.UpOptions(url=shared.redis_url, agents=0), say=comment)
+    comment(_announcement(plan, log.dropped))
     with Client(shared.redis_url) as client, progress("jobs", lines=_lines(len(log.jobs))) as tell:
         live = LiveReplay(client, plan, own_queue=queue is None, tell=_telling(tell))
         ending = _play(live, plan, lambda: live.run(home, resolve_url(shared.redis_url, home)))
@@ -257,7 +258,7 @@ def replay(
     _show(ending.report, comparison, output)
     if up.running:
         names = ", ".join(part.name for part in up.parts)
-        _note(f"Still running: {names}. `batchq down` stops them")
+        comment(f"Still running: {names}. `batchq down` stops them")
     if ending.report.finished_exactly_once < ending.report.jobs:
         return EXIT_GROUP_FAILED
     return EXIT_WARNINGS if comparison is not None and not comparison.explained else 0
@@ -323,7 +324,7 @@ def _play(live: LiveReplay, plan: ReplayPlan, run: Callable[[], ReplayEnding]) -
         plan.journal.unlink(missing_ok=True)
         left = live.clear()
         if left:
-            _note(left)
+            comment(left)
 
 
 def _telling(shown: Shown) -> Tell:
@@ -337,7 +338,7 @@ def _lines(jobs: int) -> Shown:
         passed = {step for step in steps if step <= done}
         if passed:
             steps.difference_update(passed)
-            _note(f"{done} of {total} jobs finished; {note}")
+            comment(f"{done} of {total} jobs finished; {note}")
 
     return tell
 
@@ -350,7 +351,3 @@ def _announcement(plan: ReplayPlan, dropped: int) -> str:
         f"{plan.name}: {len(jobs)} jobs{left_out} for {plan.nodes} × {plan.trace.processors}"
         f" processors, submitted within {span_s:.0f} s at speed {plan.speed:g}"
     )
-
-
-def _note(sentence: str) -> None:
-    echo(sentence, err=True)

@@ -45,6 +45,7 @@ from batchq.cli.output.terminal import (
     EXIT_GROUP_CANCELLED,
     EXIT_GROUP_FAILED,
     Interrupted,
+    comment,
     echo,
     on_interrupt,
     raw_option,
@@ -536,8 +537,8 @@ def _run_file(shared: Globals, file: Path, options: Mapping[str, Any]) -> int:
         refuse_unless_single(plan)
     home = find_home()
     with on_interrupt("interrupted while the stack started; what was started is stopped again"):
-        report = stack.up(home, stack.UpOptions(url=shared.redis_url), say=_note)
-    _note(_found(report))
+        report = stack.up(home, stack.UpOptions(url=shared.redis_url), say=comment)
+    comment(_found(report))
     try:
         return _run(
             shared,
@@ -551,10 +552,10 @@ def _run_file(shared: Globals, file: Path, options: Mapping[str, Any]) -> int:
         # In every case, the user learns what still runs.
         if options["down"]:
             end_stack(home, url=shared.redis_url)
-            _note("Stopped: what ran here of the server, the scheduler and the agents")
+            comment("Stopped: what ran here of the server, the scheduler and the agents")
         else:
             names = ", ".join(part.name for part in report.parts)
-            _note(f"Still running: {names}. `batchq down` stops them")
+            comment(f"Still running: {names}. `batchq down` stops them")
 
 
 def refuse_command(file: Path, rest: Sequence[str]) -> None:
@@ -579,10 +580,10 @@ def _run(
 ) -> int:
     from batchq.client import Client
 
-    with Client(shared.redis_url, tell=_note) as client:
+    with Client(shared.redis_url, tell=comment) as client:
         groups = with_fresh_names(plan.groups, taken_keys(client))
         for old, new in renamed(plan.groups, groups):
-            _note(f"{short(old)} exists already: the new group is {short(new)}")
+            comment(f"{short(old)} exists already: the new group is {short(new)}")
         hint = "`batchq jobs` shows what was submitted"
         with (
             on_interrupt("interrupted while submitting", hint=hint),
@@ -592,7 +593,7 @@ def _run(
         warn(applied)
         warn_of_capacity(client, applied)
         keys = [f"{group.metadata.namespace}/{group.metadata.name}" for group in groups]
-        _note(f"Submitted {', '.join(short(key) for key in keys)}")
+        comment(f"Submitted {', '.join(short(key) for key in keys)}")
         views = follow(client, keys, timeout_s=timeout_s)
         with on_interrupt("interrupted while collecting logs; the groups have all ended"):
             pods = pods_of(client, keys)
@@ -611,7 +612,3 @@ def _found(report: StackReport) -> str:
     words = [f"Started {', '.join(started)}"] if started else []
     words += [f"{'found' if started else 'Found'} running {', '.join(found)}"] if found else []
     return "; ".join(words)
-
-
-def _note(sentence: str) -> None:
-    echo(sentence, err=True)

@@ -9,7 +9,7 @@ import click
 
 from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
 from batchq.cli.output.options import Globals, examples, metrics_option, output_option, pass_globals
-from batchq.cli.output.terminal import Interrupted, echo, on_interrupt
+from batchq.cli.output.terminal import Interrupted, comment, echo, on_interrupt
 from batchq.daemon.stack import Part, StackReport
 from batchq.errors import InvalidInput, UsageError
 from batchq.worker.host.node_resources import parse_resources
@@ -168,18 +168,18 @@ def up(
         api=api,
     )
     with on_interrupt("interrupted; what was started is stopped again, except a server with data"):
-        report = stack.up(home, options, say=_say)
+        report = stack.up(home, options, say=comment)
     show(report, output)
     found = any(part.name == "scheduler" and part.state == "running" for part in report.parts)
     if config is not None and found:
-        _say("The scheduler was running already: --config takes effect after `batchq down`")
+        comment("The scheduler was running already: --config takes effect after `batchq down`")
     if metrics is not None and found:
-        _say("The scheduler was running already: --metrics takes effect after `batchq down`")
+        comment("The scheduler was running already: --metrics takes effect after `batchq down`")
     for sentence in kept_offers(report, resources):
-        _say(sentence)
+        comment(sentence)
     if foreground:
-        _say("Ctrl-C stops everything")
-        show(stack.hold(home, report, say=_say), output)
+        comment("Ctrl-C stops everything")
+        show(stack.hold(home, report, say=comment), output)
 
 
 def kept_offers(report: StackReport, resources: str | None) -> list[str]:
@@ -201,10 +201,6 @@ def kept_offers(report: StackReport, resources: str | None) -> list[str]:
             f" to change it: batchq down && batchq up --resources {resources}"
         )
     ]
-
-
-def _say(sentence: str) -> None:
-    echo(sentence, err=True)
 
 
 @click.command(epilog=examples("batchq down", "batchq down --now", "batchq down --keep-server"))

@@ -19,6 +19,7 @@ from batchq.api.objects import PodGroup, key_of
 from batchq.api.transaction import Commit, Refusal, Transaction, Word
 from batchq.api.views import Accepted, Effect, Refused, Tally
 from batchq.client.changes import NewGroups, already_exists, check_same, explain_refusal, rivals
+from batchq.client.changes.edits import keys_needed
 from batchq.client.request import Submitted, default_name
 from batchq.client.request_fields import Draft, Drafts
 from batchq.client.requests import TRIES, wait_for_recount
@@ -282,7 +283,7 @@ class Submission(Iterator[Outcome]):
         """Build the transactions of the next wave; refuse items that refer to missing objects."""
         wave = batch.wave()
         dependent = [item.group for item in wave if item.group.spec.depends_on]
-        needed = [key for group in dependent for key in _keys_needed(group)]
+        needed = [key for group in dependent for key in keys_needed(group)]
         if needed:
             self._arrivals.forget_missing()
             self._arrivals.find_groups(needed)
@@ -491,11 +492,6 @@ def _is_of_another(item: _Item, refusal: Refusal) -> bool:
     return refusal.answer.subject != f"PodGroup {key_of(item.group)}"
 
 
-def _keys_needed(group: PodGroup) -> list[str]:
-    namespace = group.metadata.namespace
-    return [f"{namespace}/{dependency.name}" for dependency in group.spec.depends_on]
-
-
 def _set_levels(items: Sequence[_Item]) -> None:
     """Set each item's wave: after the items of its batch that it depends on or shares a name with.
 
@@ -509,6 +505,6 @@ def _set_levels(items: Sequence[_Item]) -> None:
         key = key_of(group)
         level = last.get(key, 0)
         if group.spec.depends_on:
-            for other in _keys_needed(group):
+            for other in keys_needed(group):
                 level = max(level, last.get(other, -1) + 1)
         last[key] = item.level = level

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 
-from batchq.cli.output.terminal import echo
+from batchq.cli.output.terminal import comment
 
 if TYPE_CHECKING:
     from batchq.api_session import ApiCredentials
@@ -43,16 +43,15 @@ class Globals(NamedTuple):
         """
         from batchq.client import Client
 
-        def tell(sentence: str) -> None:
-            echo(sentence, err=True)
-
         api = self.api()
         if api is None:
-            return Client(self.redis_url, tell=tell, patience_s=patience_s)
+            return Client(self.redis_url, tell=comment, patience_s=patience_s)
         from batchq.client.api_client import ApiClient
 
         context = click.get_current_context()
-        return ApiClient(api, tell=tell, patience_s=patience_s, purpose=f"`{context.command_path}`")
+        return ApiClient(
+            api, tell=comment, patience_s=patience_s, purpose=f"`{context.command_path}`"
+        )
 
     def api(self) -> ApiCredentials | None:
         """Return the HTTP API that commands use; None for the Redis server."""

@@ -47,6 +47,11 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True, file: TextIO | N
     paint(printable_lines(text) if stream.isatty() and not _is_raw() else text, file=stream, nl=nl)
 
 
+def comment(sentence: str) -> None:
+    """Write a comment on the answer to stderr."""
+    echo(sentence, err=True)
+
+
 def paint(line: str, *, file: TextIO | None = None, nl: bool = True) -> None:
     """Write our own text unchanged, including our escape sequences."""
     # Without color=True, click would remove escape sequences from piped output.

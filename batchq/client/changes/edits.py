@@ -263,7 +263,7 @@ def in_order(objects: Sequence[Object]) -> list[Object]:
     Raises Rejected if groups depend on each other in a circle.
     """
     groups = {key_of(item): item for item in objects if isinstance(item, PodGroup)}
-    needs = {key: _keys_needed(group) for key, group in groups.items()}
+    needs = {key: keys_needed(group) for key, group in groups.items()}
     depth: dict[str, int] = {}
     try:
         for key in dependency_order(needs):
@@ -430,7 +430,8 @@ def _check_class_unused(reader: Reader, item: PriorityClass) -> None:
         )
 
 
-def _keys_needed(group: PodGroup) -> list[str]:
+def keys_needed(group: PodGroup) -> list[str]:
+    """Return the keys of the groups that a group depends on."""
     namespace = group.metadata.namespace
     return [f"{namespace}/{dependency.name}" for dependency in group.spec.depends_on]
 

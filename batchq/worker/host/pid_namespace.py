@@ -281,7 +281,7 @@ def _make_namespaces() -> None:
     if privileges.holds(Capability.SYS_ADMIN):
         try:
             with privileges.raised(Capability.SYS_ADMIN):
-                _check(_libc.unshare(_NEW_PIDS | _NEW_MOUNTS))
+                privileges.check(_libc.unshare(_NEW_PIDS | _NEW_MOUNTS))
         except PermissionError:
             # The root user of a container may lack the right.
             pass
@@ -290,7 +290,7 @@ def _make_namespaces() -> None:
     if user and privileges.holds(Capability.SETUID):
         # A user namespace of one user has no other accounts for pods.
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-    _check(_libc.unshare(_NEW_USERS | _NEW_PIDS | _NEW_MOUNTS))
+    privileges.check(_libc.unshare(_NEW_USERS | _NEW_PIDS | _NEW_MOUNTS))
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{user} {user} 1"),
@@ -303,14 +303,8 @@ def _mount_proc() -> None:
     """Mount a /proc of the namespace, visible only inside."""
     flags = ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC)
     with privileges.raised(Capability.SYS_ADMIN):
-        _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_REC | _SLAVE), None))
-        _check(_libc.mount(b"proc", b"/proc", b"proc", flags, None))
-
-
-def _check(result: int) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        privileges.check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_REC | _SLAVE), None))
+        privileges.check(_libc.mount(b"proc", b"/proc", b"proc", flags, None))
 
 
 class _FirstProcess:

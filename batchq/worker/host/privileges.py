@@ -102,7 +102,7 @@ def _bits(rights: Sequence[Capability]) -> int:
 def _get() -> tuple[int, int]:
     """Return the effective and the permitted rights among the first 32."""
     sets = (_Sets * 2)()
-    _check(_libc.capget(ctypes.byref(_Header(_VERSION, 0)), sets))
+    check(_libc.capget(ctypes.byref(_Header(_VERSION, 0)), sets))
     return sets[0].effective, sets[0].permitted
 
 
@@ -110,10 +110,11 @@ def _set(effective: int, permitted: int) -> None:
     """Set the first 32, and drop all others, which the agent never keeps. Raise OSError."""
     sets = (_Sets * 2)()
     sets[0].effective, sets[0].permitted = effective, permitted
-    _check(_libc.capset(ctypes.byref(_Header(_VERSION, 0)), sets))
+    check(_libc.capset(ctypes.byref(_Header(_VERSION, 0)), sets))
 
 
-def _check(result: int) -> None:
+def check(result: int) -> None:
+    """Raise OSError if a call of libc has failed."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -145,12 +146,12 @@ def settle_as(account: Account) -> None:
     The calling process has a single thread, and is root. Raise OSError.
     """
     kept = [right for right in Capability if holds(right)]
-    _check(_libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
+    check(_libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
     _take_identity(account)
     _set(_bits([right for right in _ALWAYS if right in kept]), _bits(kept))
     # The kernel has hidden /proc/self from this process. No other process of the account may look
     # into this one, because none has its rights.
-    _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))
+    check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))
     os.umask(_AGENT_UMASK)
 
 

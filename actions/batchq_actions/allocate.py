@@ -131,11 +131,12 @@ def _place_gang(session: Session, group: GroupState, waiting: Sequence[Pod]) -> 
             statement.commit()
             return
         session.refuse(group, refusals)
-        found = amounts_by_node(
+        bound = [
             pod
             for uid, pod in group.live_pods.items()
             if pod.status.phase in ON_NODE and not _was_on_node(before.get(uid))
-        )
+        ]
+        found = amounts_by_node(session, group, bound)
     if _has_waited_long(session, group) and group.uid not in session.nodes.held:
         hold_capacity(session, group, found)
 

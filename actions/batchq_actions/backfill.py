@@ -405,13 +405,14 @@ def _in_line(session: Session, name: str) -> Iterator[GroupState]:
             yield group
 
 
-def _amounts_by_node(group: GroupState) -> AmountsByNode:
+def _amounts_by_node(session: Session, group: GroupState) -> AmountsByNode:
     """Return what the pods of a group that was just admitted take by node."""
-    return amounts_by_node(
+    pods = [
         pod
         for pod in group.live_pods.values()
         if pod.status.phase in ON_NODE and not pod.status.terminating
-    )
+    ]
+    return amounts_by_node(session, group, pods)
 
 
 def _start(
@@ -427,7 +428,7 @@ def _start(
     length = length_of(session, group)
     if group.next_pod is None:
         admitted = _admit(turn, queue, group, length, plan)
-        return _Started(group, length, _amounts_by_node(group)) if admitted else None
+        return _Started(group, length, _amounts_by_node(session, group)) if admitted else None
     shape = group.next_pod
     growth = growth_with(session, group, shape)
     extra = next(
@@ -544,4 +545,4 @@ def _bind_extra(
         pod = create_pods(statement, group, [extra])[0] if isinstance(extra, int) else extra
         pod = bind(statement, group, pod, node.name)
         statement.commit()
-    return amounts_by_node([pod])
+    return amounts_by_node(session, group, [pod])

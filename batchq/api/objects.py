@@ -282,6 +282,12 @@ class PodGroupSpec(Value, frozen=True):
     #: Label of nodes -> whether all pods are placed where it has one and the same value. The gang
     #: alone, and only where nodes have room, if that is preferred.
     topology: dict[str, Literal["required", "preferred"]] = {}
+    #: Whether no pod of another group may be on a node that has a pod of this one.
+    exclusive: bool = False
+    #: How many pods of the group one node may have; None: as many as it takes.
+    max_pods_per_node: Integer | None = None
+    #: Whether its pods are placed on as few nodes as possible.
+    pack: bool = False
     tasks: tuple[Task, ...] = ()
 
 

@@ -278,7 +278,18 @@ def _group_problems(group: PodGroup, described: bool) -> Iterator[str]:
     yield from _at_most("spec.topology", len(spec.topology), MOST_TOPOLOGY)
     if spec.topology and spec.controller == "external":
         yield "spec.topology: batchq does not place the pods of an external group; leave it out"
+    yield from _sharing_problems(spec)
     yield from _at_most("the gates of all tasks", len(gates_of(spec)), MOST_GATES_IN_ALL)
+
+
+def _sharing_problems(spec: PodGroupSpec) -> Iterator[str]:
+    most = spec.max_pods_per_node
+    if most is not None:
+        yield from _within("spec.maxPodsPerNode", most, 1, MOST_REPLICAS)
+    stated = {"exclusive": spec.exclusive, "maxPodsPerNode": most is not None, "pack": spec.pack}
+    if spec.controller == "external":
+        for field in [name for name, is_stated in stated.items() if is_stated]:
+            yield f"spec.{field}: batchq does not place the pods of an external group; leave it out"
 
 
 def _launch_problems(spec: PodGroupSpec, replicas: int) -> Iterator[str]:

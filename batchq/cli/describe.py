@@ -119,6 +119,7 @@ def _group_fields(group: PodGroup, view: GroupView, now_ms: int) -> list[tuple[s
         ("Admissions", str(group.status.admission)),
         ("Pods", _pods_in_words(view)),
         ("Topology", _topology(group)),
+        ("Sharing", _sharing(group)),
         ("Launch", _launch(group, view)),
         ("Claim", _claim(group)),
         ("Reserves", describe_amounts(view.request)),
@@ -133,6 +134,18 @@ def _topology(group: PodGroup) -> str:
         f"{label} {mode}" + (f" ({chosen[label]})" if chosen.get(label) else "")
         for label, mode in group.spec.topology.items()
     )
+
+
+def _sharing(group: PodGroup) -> str:
+    """Return how the pods of a group share nodes, in words."""
+    spec = group.spec
+    most = spec.max_pods_per_node
+    parts = (
+        "nodes of its own" if spec.exclusive else "",
+        "" if most is None else f"at most {counted(most, 'pod')} on a node",
+        "on as few nodes as possible" if spec.pack else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _launch(group: PodGroup, view: GroupView) -> str:
@@ -282,10 +295,13 @@ def show_node(client: Client, node: Node) -> None:
     heartbeat = next(
         (one.status.heartbeat for one in client.nodes() if one.metadata.name == name), None
     )
+    pods = [pod for pod in client.list("Pod") if isinstance(pod, Pod)]
+    here = [pod for pod in pods if pod.status.node == name and pod.status.phase in ON_NODE]
     show_fields(
         [
             ("Node", name),
             ("State", _state(node)),
+            ("Held exclusively by", _exclusive_group(client, here)),
             ("Cordoned", "yes: no pods are placed here" if node.spec.unschedulable else ""),
             (
                 "Heard",
@@ -307,11 +323,22 @@ def show_node(client: Client, node: Node) -> None:
         for resource in sorted({*node.spec.resources, *used})
     ]
     show_section("Resources", rows)
-    pods = [pod for pod in client.list("Pod") if isinstance(pod, Pod)]
-    here = [pod for pod in pods if pod.status.node == name and pod.status.phase in ON_NODE]
     if uses := uses_of([node], here):
         show_section("Devices", [tables.DEVICE_TITLES, *map(tables.device_cells, uses)])
     _show_pods(here, namespaces=True)
+
+
+def _exclusive_group(client: Client, pods: Sequence[Pod]) -> str:
+    """Return the exclusive group that these pods of a node belong to; '' if there is none."""
+    groups = {(pod.spec.pod_group, pod.metadata.namespace) for pod in pods}
+    if len(groups) != 1:
+        return ""
+    name, namespace = groups.pop()
+    try:
+        group = client.get("PodGroup", name, namespace=namespace)
+    except NotFound:
+        return ""
+    return full_name(group) if isinstance(group, PodGroup) and group.spec.exclusive else ""
 
 
 def _state(node: Node) -> str:

@@ -161,6 +161,18 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         "only where that is possible now. Repeatable.",
     ),
     click.option(
+        "--exclusive",
+        is_flag=True,
+        help="Use only nodes that have no pods of other groups, and keep these off.",
+    ),
+    click.option(
+        "--max-pods-per-node",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Place at most this many pods of the group on one node.",
+    ),
+    click.option("--pack", is_flag=True, help="Place the pods on as few nodes as possible."),
+    click.option(
         "--env-activate",
         default="",
         metavar="PATH",
@@ -363,6 +375,7 @@ def _given_beside_file(with_file: Collection[str]) -> str:
 OF_REQUEST = (
     *("name", "generate_name", *_MARKS, "namespace", "queue", "cpus", "mem", "gpus", "resources"),
     *("node_selector", "nodes", "exclude_nodes", "topology", "replicas", "min_member"),
+    *("exclusive", "max_pods_per_node", "pack"),
     *("function", "array"),
     *("walltime", "grace", "priority_class", "env", "after", "gates", "suspend", "retries"),
     *("external", "api_token", "launch", "ports", "processes", "dialect", "warn"),

@@ -198,13 +198,14 @@ class Client:
         its name "package.module:name"); either may also be the first argument. `args` and `kwargs`
         are the function's and must be representable in JSON. `name` is derived from the command or
         function, or from `generate_name`, with a short suffix if it is left out. The others are
-        `labels`, `annotations`, `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources`
-        (name -> quantity, all per pod), `node_selector` (label -> value), `nodes` and
-        `exclude_nodes` (names), `topology` (label of nodes -> "required" or "preferred": all pods
-        where it has one value), `replicas` (1), `min_member` (all), `array` ("0-99" or a number of
-        pods), `walltime` and `grace` ("2h" or seconds), `priority_class`, `env`, `after` (names, or
-        `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0), `external`, `api_token` (its
-        pods may use the HTTP API), `launch` ("torch", "node", "rank", "dask"; with `ports`,
+        `labels`, `annotations`, `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources` (name
+        -> quantity, all per pod), `node_selector` (label -> value), `nodes` and `exclude_nodes`
+        (names), `topology` (label of nodes -> "required" or "preferred": all pods where it has one
+        value), `exclusive` (no pods of other groups on its nodes), `max_pods_per_node`, `pack` (on
+        as few nodes as possible), `replicas` (1), `min_member` (all), `array` ("0-99" or a number
+        of pods), `walltime` and `grace` ("2h" or seconds), `priority_class`, `env`, `after` (names,
+        or `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0), `external`, `api_token`
+        (its pods may use the HTTP API), `launch` ("torch", "node", "rank", "dask"; with `ports`,
         `processes`, `dialect`, `warn`), `working_dir` (a function's default is the caller's; ""
         leaves it to the agent), `env_activate` (the folder of a virtual environment), `image`,
         `runtime` ("auto"), `mounts` ("SRC:DST:ro") and `isolate` ("devices").

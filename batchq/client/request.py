@@ -172,6 +172,9 @@ class Request(Struct, frozen=True, kw_only=True):
     nodes: Sequence[str] = ()
     exclude_nodes: Sequence[str] = ()
     topology: Mapping[str, Any] = {}
+    exclusive: bool = False
+    max_pods_per_node: int | None = None
+    pack: bool = False
     replicas: int | None = None
     min_member: int | None = None
     array: str | int | None = None
@@ -224,6 +227,9 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
         token="self" if request.api_token else "",
         launch=_launch(request),
         topology=_topology(request),
+        exclusive=request.exclusive,
+        max_pods_per_node=request.max_pods_per_node,
+        pack=request.pack,
         tasks=(Task(name="main", replicas=replicas, template=template),),
     )
     if request.external:

@@ -28,7 +28,9 @@ class Predicates:
         if not refusal and not node.heard:
             detail = "not heard of since the server was away"
             return Verdict(plugin=self.name, reason=Waiting.WAITING_FOR_RESOURCES, detail=detail)
-        if not refusal and (lacking := node.lacks(shape.requests)):
+        if not refusal and (sharing := node.why_not_shared(shape)):
+            return Verdict(plugin=self.name, reason=Waiting.WAITING_FOR_RESOURCES, detail=sharing)
+        if not refusal and (lacking := node.lacks(shape)):
             return Verdict(
                 plugin=self.name,
                 reason=Waiting.WAITING_FOR_RESOURCES,
@@ -37,14 +39,14 @@ class Predicates:
                 need=shape.requests[lacking],
                 limit=node.total.get(lacking, 0),
                 seen=node.total.get(lacking, 0) - node.free.get(lacking, 0),
-                detail=f"insufficient {lacking}",
+                detail=_why_lacking(lacking, node),
             )
         if refusal:
             return Verdict(plugin=self.name, reason=Waiting.UNSCHEDULABLE, detail=refusal)
         return None
 
     def predicate_for(self, session: Session, shape: TaskShape) -> Takes:
-        requests = tuple(shape.requests.items())
+        requests, is_shared = tuple(shape.requests.items()), shape.sharing is not None
         #: Node -> whether it suits the shape, regardless of free resources; valid as long as its
         #: record.
         suits: dict[str, bool] = {}
@@ -55,7 +57,9 @@ class Predicates:
                 suited = suits.get(node.name)
                 if suited is None:
                     suited = suits[node.name] = _suits(shape, node)
-                if suited:
+                if suited and is_shared:
+                    suited = not node.why_not_shared(shape) and not node.lacks(shape)
+                elif suited:
                     free = node.free
                     for name, units in requests:
                         if units > free.get(name, 0):
@@ -74,6 +78,12 @@ class Predicates:
             return taken
 
         return takes
+
+
+def _why_lacking(resource: str, node: NodeState) -> str:
+    if any(sharing.exclusive for sharing in node.owners):
+        return "held exclusively by another group"
+    return f"insufficient {resource}"
 
 
 def _suits(shape: TaskShape, node: NodeState) -> bool:

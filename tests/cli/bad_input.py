@@ -447,6 +447,12 @@ TABLE = [
         (*SUBMIT, "--topology", "rack=maybe", *CMD),
     ),
     Bad(
+        "less than one pod on a node",
+        2,
+        "invalid value for '--max-pods-per-node': 0 is not in the range x>=1",
+        (*SUBMIT, "--max-pods-per-node", "0", *CMD),
+    ),
+    Bad(
         "an array and replicas",
         2,
         "an array sets the number of pods",

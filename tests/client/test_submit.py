@@ -44,6 +44,9 @@ def test_a_command_becomes_a_group(stage: Stage) -> None:
         nodes=["n1", "n2"],
         exclude_nodes=["n3"],
         topology={"zone": "required", "rack": "preferred"},
+        exclusive=True,
+        max_pods_per_node=2,
+        pack=True,
         image="/i/torch.sif",
         mounts="/data:ro",
         replicas=4,
@@ -67,6 +70,7 @@ def test_a_command_becomes_a_group(stage: Stage) -> None:
     assert task.template.node_selector == {"pool": "gpu", "batchq/runtime-apptainer": "yes"}
     assert (task.template.nodes, task.template.exclude_nodes) == (("n1", "n2"), ("n3",))
     assert group.spec.topology == {"zone": "required", "rack": "preferred"}
+    assert (group.spec.exclusive, group.spec.max_pods_per_node, group.spec.pack) == (True, 2, True)
     assert task.template.working_dir == "/data"
     assert group.spec.min_member == 2
     assert group.spec.walltime == 7_200_000

@@ -195,6 +195,8 @@ class SchedulerCache:
         self.waits_for_nodes: dict[str, GroupState] = {}
         #: Groups whose records have a head reservation on nodes, by uid.
         self.heads_on_nodes: dict[str, GroupState] = {}
+        #: The groups that are not over and share nodes in a way of their own.
+        self.sharing: dict[str, GroupState] = {}
         self.ledger = LedgerView({})
         #: The usage of ended groups.
         self.ended = EndedUsage()
@@ -437,6 +439,7 @@ class SchedulerCache:
             self.placed,
             self.waits_for_nodes,
             self.heads_on_nodes,
+            self.sharing,
         ):
             kept.pop(uid, None)
         if self.by_key.get(state.key) is state:
@@ -480,6 +483,8 @@ class SchedulerCache:
             self.preemptors[group.uid] = group
         if group.status.places:
             self.placed[group.uid] = group
+        if group.sharing is not None:
+            self.sharing[group.uid] = group
         if group.status.set_aside_on and group.phase not in TERMINAL:
             self.heads_on_nodes[group.uid] = group
         if group.status.nodes_lacked_at is not None and group.phase == PodGroupPhase.PENDING:
@@ -551,6 +556,8 @@ class SchedulerCache:
             and not spec.scheduling_gates
             # Each of these is tried in one domain after another.
             and not spec.topology
+            # Whether nodes take it depends on where its own pods are.
+            and group.sharing is None
             and (not wanted or wanted in self._classes[0])
             and group.uid not in self._pledged
             and group.queue not in self._checked

@@ -19,11 +19,17 @@ from batchq.api.resources import Amounts, covers, minus, of_pod, plus, times, to
 from batchq.core.forecast.expected_ends import ExpectedEnd
 from batchq.core.placement.node_order import Judge
 from batchq.core.placement.placement import place_largest_first, usable_nodes
-from batchq.core.preemption.pledges import kept_capacity, standing_pledges, victims_left
+from batchq.core.preemption.pledges import (
+    amounts_by_node,
+    kept_capacity,
+    standing_pledges,
+    victims_left,
+)
 from batchq.core.session.session import Session
-from batchq.core.session.session_nodes import NodeState
+from batchq.core.session.session_nodes import NodeState, with_pod
 from batchq.core.session.snapshot import Settings
 from batchq.core.session.specs import TaskShape
+from batchq.core.session.state import GroupState
 
 
 class PodKind(NamedTuple):
@@ -132,7 +138,11 @@ def nodes_decide(session: Session) -> bool:
 
 
 def is_one_machine(session: Session) -> bool:
-    """Return whether the cluster's capacity in the ledger is that of a single open node."""
+    """Return whether the cluster's capacity in the ledger is that of a single open node, and sums
+    decide which pods fit there.
+    """
+    if session.carried.sharing:
+        return False
     ready = list(islice((node for node in session.nodes.by_name.values() if node.ready), 2))
     return len(ready) == 1 and ready[0].open
 
@@ -244,6 +254,8 @@ class NodeTimeline:
         pod where most of its request is free now, by name among equals.
         """
         nodes = {name: self._session.nodes.by_name[name] for name in self._profiles}
+        if any(shape.sharing is not None for shape, _ in gang):
+            return self._where_most_is_free_together(gang, nodes)
         free = {name: dict(node.free) for name, node in nodes.items()}
         empty = {name: dict(node.total) for name, node in nodes.items()}
         room: dict[str, Amounts] = {}
@@ -260,6 +272,36 @@ class NodeTimeline:
                 empty[most] = less(empty[most], shape.requests)
         return room
 
+    def _where_most_is_free_together(
+        self, gang: Gang, nodes: Mapping[str, NodeState]
+    ) -> dict[str, Amounts]:
+        """Return the same for a group with a sharing of its own: each pod beside others of the
+        group if the group is exclusive, or else where most of its request is free.
+        """
+        free = {name: dict(node.free) for name, node in nodes.items()}
+        empty = {name: NodeState(node.record, ready=True) for name, node in nodes.items()}
+        room: dict[str, Amounts] = {}
+
+        def rank(shape: TaskShape, name: str) -> tuple[bool, Fraction, str]:
+            asked = with_pod({}, shape, empty[name])
+            beside = name in room and asked is empty[name].total
+            return (not beside, -_part_of(free[name], asked), name)
+
+        for shape, count in gang:
+            for _ in range(count):
+                takers = [
+                    name
+                    for name in self.suiting(shape)
+                    if not empty[name].why_not_shared(shape) and not empty[name].lacks(shape)
+                ]
+                if not takers:
+                    break
+                most = min(takers, key=lambda name: rank(shape, name))
+                empty[most].take_pod(shape)
+                room[most] = with_pod(room.get(most, {}), shape, empty[most])
+                free[most] = less(free[most], shape.requests)
+        return room
+
     def fits_there(self, gang: Gang, room: AmountsByNode, start: int, end: int | None) -> bool:
         """Return whether these amounts belong to a gang and are free during the whole interval."""
         return self.could_stand(gang, room) and all(
@@ -271,9 +313,16 @@ class NodeTimeline:
         """Return whether these amounts are a gang's, on nodes that would take it if empty."""
         asked = total(times(shape.requests, count) for shape, count in gang)
         return (
-            total(room.values()) == asked
+            (total(room.values()) == asked or self._are_whole(gang, room))
             and room.keys() <= self._profiles.keys()
             and self._trials.find(gang, room) is not None
+        )
+
+    def _are_whole(self, gang: Gang, room: AmountsByNode) -> bool:
+        """Return whether a gang is of an exclusive group, and these amounts are whole nodes."""
+        nodes = self._session.nodes.by_name
+        return all(shape.sharing is not None and shape.sharing.exclusive for shape, _ in gang) and (
+            all(name in nodes and nodes[name].total == amounts for name, amounts in room.items())
         )
 
     def suiting(self, shape: TaskShape) -> tuple[str, ...]:
@@ -292,6 +341,9 @@ class NodeTimeline:
         nodes, or for all that take one when they are empty.
         """
         profiles, kind = self._profiles, self._kind(shape)
+        if shape.sharing is not None:
+            some = self.suiting(shape) if names is None else names
+            return {name: self._slots_sharing(shape, name, start, end) for name in some}
         known: dict[Profile, int] = {}
         found = {}
         for name in self.suiting(shape) if names is None else names:
@@ -301,6 +353,12 @@ class NodeTimeline:
                 count = known[profile] = profile.slots(kind, start, end)
             found[name] = count
         return found
+
+    def _slots_sharing(self, shape: TaskShape, name: str, start: int, end: int | None) -> int:
+        """Return the same on one node, for a group with a sharing of its own."""
+        least = self._profiles[name].least(start, end)
+        (node,) = self._trials.nodes({name: least}).values()
+        return node.slots(shape) if self._trials.judge(shape).rank(node) is not None else 0
 
     # Bookings -------------------------------------------------------------------------------------
 
@@ -429,8 +487,8 @@ def _changes(owed: _Owed, known: Sequence[ExpectedEnd]) -> Iterator[tuple[int, s
             if pod.metadata.uid in gone:
                 continue
             gone.add(pod.metadata.uid)
-            asked, name = of_pod(pod.spec.requests), pod.status.node
-            left = minus(asked, owed.keeps(pod))
+            asked, name = owed.leaves(end.group, pod), pod.status.node
+            left = minus(asked, owed.keeps(pod, asked))
             if left:
                 yield end.at, name, left
         if end.whole:
@@ -451,6 +509,7 @@ class _Owed:
     """Pledged capacity on nodes, which grows as victims leave; owned by one pass over the ends."""
 
     def __init__(self, session: Session) -> None:
+        self._nodes = session.nodes.by_name
         #: Uid of a group -> node -> what is kept for it there.
         self._kept = {uid: dict(rooms) for uid, rooms in session.nodes.held.items()}
         for uid, places in session.nodes.kept.items():
@@ -460,6 +519,8 @@ class _Owed:
         self._owed: dict[str, tuple[str, Amounts]] = {}
         #: Uid of a preemptor and node -> what its victims still hold there.
         self._there: dict[tuple[str, str], Amounts] = {}
+        #: The pods of exclusive groups that are still there, by the uid of the group and the node.
+        self._beside: dict[tuple[str, str], int] = {}
         #: Uids of the groups that have ended: their victims leave what they hold to anyone.
         self._ended: set[str] = set()
         #: Node -> kept capacity that a closed session no longer takes off its nodes.
@@ -469,11 +530,11 @@ class _Owed:
                 self._kept[preemptor.uid] = kept_capacity(session, pledge)
                 for name, room in self._kept[preemptor.uid].items():
                     self._not_taken[name] = plus(self._not_taken.get(name, {}), room)
-            for _, pods in victims_left(session, pledge):
+            for group, pods in victims_left(session, pledge):
+                for name, amounts in amounts_by_node(session, group, pods).items():
+                    where = (preemptor.uid, name)
+                    self._there[where] = plus(self._there.get(where, {}), amounts)
                 for pod in pods:
-                    where = (preemptor.uid, pod.status.node)
-                    requests = of_pod(pod.spec.requests)
-                    self._there[where] = plus(self._there.get(where, {}), requests)
                     room = pledge.room.get(pod.status.node, {})
                     self._owed[pod.metadata.uid] = (preemptor.uid, room)
 
@@ -481,14 +542,30 @@ class _Owed:
         """Return what is kept on a node and still counts as free there."""
         return self._not_taken.get(name, {})
 
-    def keeps(self, pod: Pod) -> Amounts:
+    def leaves(self, group: GroupState, pod: Pod) -> Amounts:
+        """Return what a pod frees when it ends: of an exclusive group, the last one on a node frees
+        all of it.
+        """
+        if group.sharing is None or not group.sharing.exclusive:
+            return of_pod(pod.spec.requests)
+        name, nodes = pod.status.node, self._nodes
+        where = (group.uid, name)
+        there = self._beside.get(where)
+        if there is None:
+            pods = group.live_pods.values()
+            there = sum(one.status.phase in ON_NODE and one.status.node == name for one in pods)
+        self._beside[where] = there - 1
+        is_last = there == 1 and name in nodes and name not in self._kept.get(group.uid, {})
+        return nodes[name].total if is_last else {}
+
+    def keeps(self, pod: Pod, leaves: Amounts) -> Amounts:
         """Return how much of an ended pod's capacity its preemptor keeps."""
         uid, room = self._owed.get(pod.metadata.uid, ("", {}))
         if not uid or uid in self._ended:
             return {}
         name = pod.status.node
         there = self._there[uid, name]
-        left = self._there[uid, name] = minus(there, of_pod(pod.spec.requests))
+        left = self._there[uid, name] = minus(there, leaves)
         more = minus(minus(room, left), minus(room, there))
         if more:
             mine = self._kept.setdefault(uid, {})
@@ -527,6 +604,7 @@ class _Trials:
             node = self._nodes[name] = NodeState(real.record, ready=real.ready, heard=real.heard)
         # The dict belongs to the profile and is copied before anything is taken.
         node.free = free
+        node.owners = self._session.nodes.by_name[name].owners
         return node
 
     def find(self, gang: Gang, free: AmountsByNode) -> dict[str, Amounts] | None:
@@ -552,13 +630,18 @@ class _Trials:
                 if not heap:
                     return None
                 node = nodes[heap[0][1]]
-                before = tuple(node.free.items())
-                left = after.get(before)
-                if left is None:
-                    left = after[before] = less(node.free, shape.requests)
-                node.free = left
                 name = node.name
-                room[name] = _sum(room[name], shape.requests) if name in room else shape.requests
+                if shape.sharing is None:
+                    before = tuple(node.free.items())
+                    left = after.get(before)
+                    if left is None:
+                        left = after[before] = less(node.free, shape.requests)
+                    node.free = left
+                    asked = shape.requests
+                    room[name] = _sum(room[name], asked) if name in room else asked
+                else:
+                    _take_copied(shape, node)
+                    room[name] = with_pod(room.get(name, {}), shape, node)
                 rank = judge.rank(node)
                 if rank is None:
                     heapq.heappop(heap)
@@ -569,11 +652,9 @@ class _Trials:
     def _place_largest_first(
         self, gang: Gang, nodes: Mapping[str, NodeState]
     ) -> dict[str, Amounts] | None:
-        def take(shape: TaskShape, node: NodeState) -> None:
-            node.free = less(node.free, shape.requests)
-
         def give_back(shape: TaskShape, node: NodeState) -> None:
-            node.free = _sum(node.free, shape.requests)
+            node.free = dict(node.free)
+            node.put_back_pod(shape)
 
         placed = place_largest_first(
             gang,
@@ -581,7 +662,7 @@ class _Trials:
             self._session.nodes.ready,
             choices=lambda shape: len(usable_nodes(self._session, shape)),
             takes=lambda shape, node: self.judge(shape).rank(node) is not None,
-            take=take,
+            take=_take_copied,
             give_back=give_back,
         )
         if placed is None:
@@ -589,8 +670,14 @@ class _Trials:
         room: dict[str, Amounts] = {}
         for (shape, _), found in zip(gang, placed, strict=True):
             for node in found:
-                room[node.name] = _sum(room.get(node.name, {}), shape.requests)
+                room[node.name] = with_pod(room.get(node.name, {}), shape, node)
         return room
+
+
+def _take_copied(shape: TaskShape, node: NodeState) -> None:
+    """Take what a pod takes off a node whose dict of free amounts others use, too."""
+    node.free = dict(node.free)
+    node.take_pod(shape)
 
 
 def _part_of(free: Amounts, requests: Amounts) -> Fraction:

@@ -125,6 +125,9 @@ def bind_promised(statement: Statement, group: GroupState) -> list[Pod] | None:
     with session.ledger.regarding(() if has_all else heads):
         end_pledge(statement, group)
         pods = max(0, sum(amounts.get(PODS, 0) for amounts in pledge.room.values())) // ONE_POD
+        if group.sharing is not None:
+            # Its pods may take more than they request, or nothing.
+            pods = len(pledge.plan)
         promised = pledge.extra if has_all else None
         bound, _ = start_extras(statement, group, pods, pledge.plan, promised=promised)
     # The pledge ends as soon as the pods fit without the victims that are still awaited.

@@ -108,7 +108,7 @@ _MOST_NAMED = 3
 
 
 def named_nodes(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the others."""
+    """Return the first names, of nodes or of groups, and the number of the others."""
     more = len(names[_MOST_NAMED:])
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more else "")
 
@@ -202,8 +202,8 @@ def _fit(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> bool:
         _largest(nodes.values()),
         choices=lambda shape: _takers(session, shape, nodes),
         takes=lambda shape, node: session.refused_by(shape, node) is None,
-        take=lambda shape, node: node.take(shape.requests),
-        give_back=lambda shape, node: node.put_back(shape.requests),
+        take=lambda shape, node: node.take_pod(shape),
+        give_back=lambda shape, node: node.put_back_pod(shape),
     )
     return placed is not None
 
@@ -218,7 +218,7 @@ def _slots(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState], m
         for takes in takers:
             some = list(compress(some, takes(some)))
         for node in some:
-            found += _slots_on(shape, node)
+            found += node.slots(shape)
         if found >= most:
             return most
     return found
@@ -231,10 +231,6 @@ def _takers(session: Session, shape: TaskShape, nodes: Mapping[str, NodeState]) 
         taken = takes_for(entry, session, shape)(some)
         some = [node for node, is_taken in zip(some, taken, strict=True) if is_taken]
     return len(some)
-
-
-def _slots_on(shape: TaskShape, node: NodeState) -> int:
-    return min(node.free.get(name, 0) // units for name, units in shape.requests.items())
 
 
 def _largest(nodes: Iterable[NodeState]) -> Amounts:

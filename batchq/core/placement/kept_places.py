@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchq.api.resources import covers
-from batchq.core.session.session_nodes import KeptPlaces
+from batchq.core.session.session_nodes import KeptPlaces, NodeState
+from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
 
@@ -65,12 +66,23 @@ def _stored(session: Session, group: GroupState) -> KeptPlaces | None:
             return None
         parts.append((shape, tuple(nodes)))
     places = KeptPlaces(tuple(parts))
-    asked_on = places.by_node().items()
-    return (
-        places
-        if all(covers(session.nodes.by_name[name].free, asked) for name, asked in asked_on)
-        else None
-    )
+    return places if _fit_together(session, places) else None
+
+
+def _fit_together(session: Session, places: KeptPlaces) -> bool:
+    """Return whether nodes take all these pods, each of which they would take alone."""
+    if all(shape.sharing is None for shape, _ in places.parts):
+        asked_on = places.by_node().items()
+        return all(covers(session.nodes.by_name[name].free, asked) for name, asked in asked_on)
+    taken: list[tuple[TaskShape, NodeState]] = []
+    for shape, nodes in places.parts:
+        for node in nodes:
+            if session.refused_by(shape, node) is None:
+                session.nodes.take_pod(node, shape)
+                taken.append((shape, node))
+    for shape, node in taken:
+        session.nodes.put_back_pod(node, shape)
+    return len(taken) == sum(len(nodes) for _, nodes in places.parts)
 
 
 def store_kept_places(session: Session) -> None:

@@ -98,15 +98,34 @@ def rank_of(session: Session, shape: TaskShape, node: NodeState) -> Rank | None:
     """Return the node's rank from single calls of its plugins; None if a predicate refuses."""
     if session.refused_by(shape, node) is not None:
         return None
-    return (-session.score(shape, node), node.name)
+    return (-session.score(shape, node) - _preference(shape, node), node.name)
+
+
+#: More than any sum of scores.
+_ABOVE_SCORES = 2**64
+#: More slots than any node is taken to have.
+_MANY_SLOTS = 2**20
+
+
+def _preference(shape: TaskShape, node: NodeState) -> int:
+    """Return how much the sharing of a group counts, above all scores, for a node that takes the
+    pod: pods of an exclusive group go where others of the group are, as long as they fit; packed
+    ones go there, too, and then where most of them fit.
+    """
+    sharing = shape.sharing
+    if sharing is None or not (sharing.exclusive or sharing.pack):
+        return 0
+    slots = min(node.slots(shape), _MANY_SLOTS) if sharing.pack else 0
+    return (slots + 2 * _MANY_SLOTS * (sharing in node.owners)) * _ABOVE_SCORES
 
 
 class Judge:
     """All plugins' combined answers for one shape; equal to `rank_of` for each node."""
 
-    __slots__ = ("_scores", "_takes")
+    __slots__ = ("_prefers", "_scores", "_takes")
 
     def __init__(self, session: Session, shape: TaskShape) -> None:
+        self._prefers = None if shape.sharing is None else shape
         self._takes = [
             takes_for(entry, session, shape) for entry in session.plugins.points["predicate"]
         ]
@@ -124,6 +143,9 @@ class Judge:
         for weight, scores in self._scores:
             found = zip(totals, scores(nodes), strict=True)
             totals = [total - weight * score for total, score in found]
+        if self._prefers is not None:
+            pairs = zip(totals, nodes, strict=True)
+            totals = [total - _preference(self._prefers, node) for total, node in pairs]
         return [(total, node.name) for total, node in zip(totals, nodes, strict=True)]
 
     def rank(self, node: NodeState) -> Rank | None:
@@ -135,6 +157,8 @@ class Judge:
         total = 0
         for weight, scores in self._scores:
             total -= weight * scores(alone)[0]
+        if self._prefers is not None:
+            total -= _preference(self._prefers, node)
         return (total, node.name)
 
 
@@ -165,13 +189,13 @@ class ShapeRanking:
         `count` if no node takes the next pod.
         """
         self._follow()
-        nodes, requests = self._session.nodes, self._shape.requests
+        nodes, shape = self._session.nodes, self._shape
         heap, ranks, judge = self._heap, self._rank, self._judge
         for _ in range(count):
             node = self._top()
             if node is None:
                 break
-            nodes.take(node, requests)
+            nodes.take_pod(node, shape)
             filled.append(node)
             # Only this node's rank has changed, and it is on top.
             rank = judge.rank(node)
@@ -188,6 +212,8 @@ class ShapeRanking:
         self._follow()
         nodes, requests = self._session.nodes.by_name, list(self._shape.requests.items())
         found = 0
+        if self._shape.sharing is not None:
+            return min(most, sum(nodes[name].slots(self._shape) for name in self._rank))
         for name in self._rank:
             free = nodes[name].free
             found += min(free[one] // units for one, units in requests)

@@ -147,7 +147,7 @@ def _ranking(session: Session, shape: TaskShape) -> Ranking:
 
 
 def _ranked(session: Session, shape: TaskShape) -> Ranking:
-    if len(session.nodes.by_name) < MANY_NODES:
+    if len(session.nodes.by_name) < MANY_NODES or shape.sharing is not None:
         return ShapeRanking(session, shape)
     # Only sessions with many nodes load NumPy; small clusters and other commands do without it.
     from batchq.core.placement.node_matrix import NODE_ROWS, row_ranking
@@ -235,7 +235,7 @@ def take_best(
         if not heap:
             return False
         node = nodes[heap[0][1]]
-        node.take(shape.requests)
+        node.take_pod(shape)
         # Only this node's rank has changed.
         rank = judge.rank(node)
         if rank is None:
@@ -253,10 +253,10 @@ def fill_largest_first(
     """
 
     def take(shape: TaskShape, node: NodeState) -> None:
-        session.nodes.take(node, shape.requests)
+        session.nodes.take_pod(node, shape)
 
     def give_back(shape: TaskShape, node: NodeState) -> None:
-        session.nodes.put_back(node, shape.requests)
+        session.nodes.put_back_pod(node, shape)
 
     return place_largest_first(
         parts,

@@ -12,7 +12,7 @@ nodes.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from msgspec import structs
@@ -33,6 +33,7 @@ from batchq.core.pending.queue import (
 from batchq.core.placement.feasibility import (
     NODE_REFUSALS,
     fits_when_empty,
+    named_nodes,
     wanted_of,
     why_not_when_empty,
 )
@@ -253,11 +254,14 @@ def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
         beside, free = _free_beside_the_gang(session, gang)
         shape = beside if free else shape
     if in_line and not free:
-        detail, passing = explain_no_node(session, shape).detail, ""
+        detail = explain_no_node(session, shape).detail
+        passing = _held_exclusively(session, shape)
     elif in_line:
         detail = "nodes cannot take its gang now"
         # This detail changes with what is free, so it is not stored.
         passing = f"no node takes a pod that asks for {describe(shape.requests)}, {free}"
+        if held := _held_exclusively(session, shape):
+            passing = f"{passing}; {held}"
     else:
         detail, passing = why_not_when_empty(session, gang), ""
     return Verdict(
@@ -267,6 +271,23 @@ def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
         passing=passing,
         in_line=in_line,
     )
+
+
+def _held_exclusively(session: Session, shape: TaskShape) -> str:
+    """Return which other groups hold how many nodes exclusively: `2 nodes are held exclusively by
+    ml/train`; '' if none does.
+    """
+    by_group = Counter(
+        session.groups[sharing.owner].key
+        for node in (session.nodes.by_name.values() if session.carried.sharing else ())
+        for sharing in node.owners
+        if sharing.exclusive and sharing != shape.sharing and sharing.owner in session.groups
+    )
+    nodes = by_group.total()
+    if not nodes:
+        return ""
+    verb = "is" if nodes == 1 else "are"
+    return f"{counted(nodes, 'node')} {verb} held exclusively by {named_nodes(sorted(by_group))}"
 
 
 def _free_beside_the_gang(session: Session, gang: Gang) -> tuple[TaskShape, str]:
@@ -351,6 +372,10 @@ def hold(session: Session, group: GroupState) -> None:
     reserved = group.status.set_aside_on
     if reserved and all(_would_hold(session, name, amounts) for name, amounts in reserved.items()):
         hold_capacity(session, group, _still_free(session, reserved))
+        return
+    if group.sharing is not None:
+        most_free = timeline_of(session).where_most_is_free(group)
+        hold_capacity(session, group, _still_free(session, most_free))
         return
     by_node: dict[str, Amounts] = {}
     for shape, count in gang:

@@ -414,9 +414,19 @@ def _extra(request: PreemptionRequest, decision: Decision) -> Amounts:
     group = request.preemptor
     own = total(of_pod(pod.spec.requests) for of, pod in _still_there(decision) if of is group)
     held = minus(group.held, own)
-    grown = group.charge_holding(plus(held, total(decision.by_node.values())))
+    grown = group.charge_holding(plus(held, _planned(group, decision)))
     # An empty value would mark the pledge of a gang.
     return minus(grown, group.charge_holding(held)) or {PODS: 0}
+
+
+def _planned(group: GroupState, decision: Decision) -> Amounts:
+    """Return what the planned pods of a group request."""
+    if group.sharing is None:
+        return total(decision.by_node.values())
+    ordinals = list(map(int, decision.plan))
+    return total(
+        shape.requests for shape in group.tasks for one in ordinals if one in shape.ordinals
+    )
 
 
 def _start(statement: Statement, request: PreemptionRequest) -> None:

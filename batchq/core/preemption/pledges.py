@@ -161,10 +161,9 @@ def kept_capacity(session: Session, pledge: Pledge) -> dict[str, Amounts]:
     if not pledge.room:
         return {}
     there: dict[str, Amounts] = {}
-    for _, pods in victims_left(session, pledge):
-        for pod in pods:
-            node = pod.status.node
-            there[node] = plus(there.get(node, {}), of_pod(pod.spec.requests))
+    for group, pods in victims_left(session, pledge):
+        for node, amounts in amounts_by_node(session, group, pods).items():
+            there[node] = plus(there.get(node, {}), amounts)
     free = {node: minus(amounts, there.get(node, {})) for node, amounts in pledge.room.items()}
     return {
         node: amounts for node, amounts in free.items() if amounts and node in session.nodes.by_name
@@ -199,13 +198,29 @@ def hold_pledged_capacity(session: Session) -> None:
         session.nodes.hold(preemptor.uid, kept_capacity(session, pledge))
 
 
-def amounts_by_node(pods: Iterable[Pod]) -> dict[str, Amounts]:
-    """Return what these pods request, by node."""
+def amounts_by_node(session: Session, group: GroupState, pods: Iterable[Pod]) -> dict[str, Amounts]:
+    """Return what these pods of a group take off their nodes, by node: what they request; of an
+    exclusive group the whole node, or nothing if it has other pods there.
+    """
+    if group.sharing is not None and group.sharing.exclusive:
+        return _whole_nodes(session, group, list(pods))
     by_node: dict[str, Amounts] = {}
     for pod in pods:
         node = pod.status.node
         by_node[node] = plus(by_node.get(node, {}), of_pod(pod.spec.requests))
     return by_node
+
+
+def _whole_nodes(session: Session, group: GroupState, pods: list[Pod]) -> dict[str, Amounts]:
+    these = {pod.metadata.uid for pod in pods}
+    others = {
+        pod.status.node
+        for uid, pod in group.live_pods.items()
+        if pod.status.phase in ON_NODE and uid not in these
+    }
+    nodes = session.nodes.by_name
+    names = [name for name in dict.fromkeys(pod.status.node for pod in pods) if name in nodes]
+    return {name: {} if name in others else nodes[name].total for name in names}
 
 
 def hold_capacity(session: Session, group: GroupState, by_node: dict[str, Amounts]) -> None:

@@ -213,7 +213,7 @@ class GangRequest:
                 return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
             start_gang(statement, group)
             if session.group_ready(group):
-                return fit_of(group, _new_pods(session, group))
+                return fit_of(session, group, _new_pods(session, group))
         return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
 
 
@@ -293,7 +293,7 @@ class ExtraRequest:
             bound, lacking = start_extras(statement, group, self.count)
             fitting = total(of_pod(pod.spec.requests) for pod in bound)
             if len(bound) == self.count:
-                return replace(fit_of(group, bound), fitting=fitting)
+                return replace(fit_of(session, group, bound), fitting=fitting)
         return Fit(fits=False, lacking=lacking, fitting=fitting)
 
 

@@ -525,7 +525,7 @@ def _put(
         resume_pledge(statement, group, status.pledge)
 
 
-def fit_of(group: GroupState, pods: list[Pod]) -> Fit:
+def fit_of(session: Session, group: GroupState, pods: list[Pod]) -> Fit:
     """Return that the request fits, with these pods where they are now."""
     plan = {str(group.shape_of(pod).first + pod.spec.index): pod.status.node for pod in pods}
-    return Fit(fits=True, by_node=amounts_by_node(pods), plan=plan)
+    return Fit(fits=True, by_node=amounts_by_node(session, group, pods), plan=plan)

@@ -110,6 +110,7 @@ class CarriedState(Protocol):
     placed: dict[str, GroupState]
     waits_for_nodes: dict[str, GroupState]
     heads_on_nodes: dict[str, GroupState]
+    sharing: dict[str, GroupState]
     preemptors: dict[str, GroupState]
 
     def take_up(self, session: Session, inadmissible: Any) -> None:

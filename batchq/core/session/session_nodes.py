@@ -16,14 +16,16 @@ from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import PROTOCOL_ANNOTATION
+from batchq.api.notation import counted
 from batchq.api.objects import Node, Pod
 from batchq.api.reasons import Verdict
-from batchq.api.resources import PODS, Amounts, minus, plus, scaled, total
+from batchq.api.resources import ONE_POD, PODS, Amounts, covers, minus, plus, scaled, total
 from batchq.api.transaction import POD_GROUPS, capacity_of
 from batchq.core.session.snapshot import Settings, Snapshot
-from batchq.core.session.specs import TaskShape
+from batchq.core.session.specs import Sharing, TaskShape
 from batchq.core.session.state import GroupState
 
+_NO_OWNERS: Mapping[Sharing, Amounts] = {}
 _UNBOUNDED = dict.fromkeys((PODS, POD_GROUPS), 2**53)
 
 
@@ -64,7 +66,7 @@ class NodeState:
     (batchq.core.session.open_session).
     """
 
-    __slots__ = ("_freed", "free", "heard", "name", "ready", "record", "total")
+    __slots__ = ("_freed", "free", "heard", "name", "owners", "ready", "record", "total")
 
     def __init__(
         self, record: Node, *, ready: bool, heard: bool = True, freed: FreedNodes | None = None
@@ -77,6 +79,8 @@ class NodeState:
         self._freed = freed
         self.total: Amounts = capacity_of(record)
         self.free: dict[str, int] = dict(self.total)
+        #: The sharing of each group here that has one -> what its pods request.
+        self.owners: Mapping[Sharing, Amounts] = _NO_OWNERS
 
     @property
     def open(self) -> bool:
@@ -101,13 +105,86 @@ class NodeState:
         for name, units in requests.items():
             free[name] = free.get(name, 0) + units
 
-    def lacks(self, requests: Mapping[str, int]) -> str:
+    def take_pod(self, shape: TaskShape) -> None:
+        """Take what a pod of this shape takes off the node."""
+        if shape.sharing is None:
+            self.take(shape.requests)
+        else:
+            self.take(self.share(shape.sharing, shape.requests))
+
+    def put_back_pod(self, shape: TaskShape) -> None:
+        """Return what a pod of this shape took, as `put_back` does."""
+        if shape.sharing is None:
+            self.put_back(shape.requests)
+        else:
+            self.put_back(self.unshare(shape.sharing, shape.requests))
+
+    def share(self, sharing: Sharing, requests: Amounts) -> Amounts:
+        """Note a pod of a group with such sharing; return what it takes off the node: the first pod
+        of an exclusive group takes the whole node, and the others nothing.
+        """
+        own = self.owners.get(sharing)
+        self.owners = {**self.owners, sharing: plus(own or {}, requests)}
+        if not sharing.exclusive:
+            return requests
+        return self.total if own is None else {}
+
+    def unshare(self, sharing: Sharing, requests: Amounts) -> Amounts:
+        """Note that such a pod is gone; return what that frees on the node."""
+        own = minus(self.owners.get(sharing, {}), requests)
+        others = {one: amounts for one, amounts in self.owners.items() if one != sharing}
+        self.owners = {**others, sharing: own} if own else others
+        if not sharing.exclusive:
+            return requests
+        return {} if own else self.total
+
+    def why_not_shared(self, shape: TaskShape) -> str:
+        """Return why the sharing of a pod's group keeps it off the node, or ''."""
+        sharing = shape.sharing
+        if sharing is None:
+            return ""
+        own = self.owners.get(sharing, {})
+        if sharing.most and own.get(PODS, 0) >= sharing.most * ONE_POD:
+            return f"with {counted(sharing.most, 'pod')} of its group already"
+        if not sharing.exclusive:
+            return ""
+        # Its own pods there have taken the whole node, and no more.
+        unused = min(self.free.values()) >= 0 if own else covers(self.free, self.total)
+        return "" if unused else "in use by another group"
+
+    def free_for(self, shape: TaskShape) -> dict[str, int]:
+        """Return what is free for a pod of this shape, if the sharing of its group allows it."""
+        sharing = shape.sharing
+        if sharing is None or not sharing.exclusive or sharing not in self.owners:
+            return self.free
+        own = self.owners[sharing]
+        return {name: units - own.get(name, 0) for name, units in self.total.items()}
+
+    def slots(self, shape: TaskShape) -> int:
+        """Return how many pods of this shape alone fit, if one does."""
+        free, sharing = self.free, shape.sharing
+        if sharing is not None:
+            free = self.free_for(shape)
+        found = min(free.get(name, 0) // units for name, units in shape.requests.items())
+        if sharing is None or not sharing.most:
+            return found
+        own = self.owners.get(sharing, {}).get(PODS, 0) // ONE_POD
+        return min(found, sharing.most - own)
+
+    def lacks(self, shape: TaskShape) -> str:
         """Return the first dimension that does not fit, in the order of the request, or ''."""
-        free = self.free
-        for name, units in requests.items():
+        free = self.free_for(shape)
+        for name, units in shape.requests.items():
             if units > free.get(name, 0):
                 return name
         return ""
+
+
+def with_pod(amounts: Amounts, shape: TaskShape, node: NodeState) -> Amounts:
+    """Return what pods of a group take off a node, with one more pod of this shape."""
+    if shape.sharing is not None and shape.sharing.exclusive:
+        return node.total
+    return plus(amounts, shape.requests)
 
 
 class KeptPlaces(Struct, frozen=True):
@@ -124,11 +201,11 @@ class KeptPlaces(Struct, frozen=True):
         return found
 
     def by_node(self) -> dict[str, Amounts]:
-        """Return what the pods request, by node."""
+        """Return what the pods take off their nodes, by node."""
         found: dict[str, Amounts] = {}
         for shape, nodes in self.parts:
             for node in nodes:
-                found[node.name] = plus(found.get(node.name, {}), shape.requests)
+                found[node.name] = with_pod(found.get(node.name, {}), shape, node)
         return found
 
 
@@ -166,6 +243,31 @@ class SessionNodes:
 
     # Changes --------------------------------------------------------------------------------------
 
+    def take_pod(self, node: NodeState, shape: TaskShape) -> None:
+        """Take what a pod of this shape takes off a node."""
+        if shape.sharing is None:
+            node.take(shape.requests)
+        else:
+            node.take_pod(shape)
+        self.changes.append(node.name)
+
+    def put_back_pod(self, node: NodeState, shape: TaskShape) -> None:
+        """Return what a pod of this shape took in a trial."""
+        if shape.sharing is None:
+            node.put_back(shape.requests)
+        else:
+            node.put_back_pod(shape)
+        self.changes.append(node.name)
+
+    def exchange(
+        self, node: NodeState, sharing: Sharing, requests: Amounts, *, taken: bool
+    ) -> None:
+        """Take or free what a pod of a group with such sharing takes off a node."""
+        if taken:
+            self.take(node, node.share(sharing, requests))
+        else:
+            self.give(node, node.unshare(sharing, requests))
+
     def take(self, node: NodeState, amounts: Mapping[str, int]) -> None:
         """Take amounts off a node."""
         node.take(amounts)
@@ -187,19 +289,20 @@ class SessionNodes:
         """Take the requests of a gang's pods off their nodes."""
         for shape, nodes in places.parts:
             for node in nodes:
-                self.take(node, shape.requests)
+                self.take_pod(node, shape)
 
     def give_places(self, places: KeptPlaces) -> None:
         """Free the requests of a gang's pods."""
         for shape, nodes in places.parts:
             for node in nodes:
-                self.give(node, shape.requests)
+                self.put_back_pod(node, shape)
+                self.freed.note(node.name)
 
     def put_back_places(self, places: KeptPlaces) -> None:
         """Return what a trial took for the pods of a gang."""
         for shape, nodes in places.parts:
             for node in nodes:
-                self.put_back(node, shape.requests)
+                self.put_back_pod(node, shape)
 
     def keep(self, uid: str, places: KeptPlaces) -> None:
         """Take places for the gang of a group, and keep them."""
@@ -422,11 +525,13 @@ class NodeCache:
 
     def _take(self, group: GroupState, pod: Pod) -> None:
         if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
-            node.take(group.requests_of(pod))
+            requests = group.requests_of(pod)
+            node.take(requests if group.sharing is None else node.share(group.sharing, requests))
 
     def _give(self, group: GroupState, pod: Pod) -> None:
         if pod.status.phase in ON_NODE and (node := self.nodes.get(pod.status.node)):
-            node.give(group.requests_of(pod))
+            requests = group.requests_of(pod)
+            node.give(requests if group.sharing is None else node.unshare(group.sharing, requests))
 
     def _are_as_before(self, records: Sequence[Node]) -> bool:
         """Return whether these are the same nodes with the same specs."""

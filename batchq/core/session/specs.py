@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -12,6 +13,19 @@ from batchq.api.objects import PodGroup, PodGroupSpec, Task
 from batchq.api.resources import Amounts, larger, named, of_pod, times, total
 from batchq.api.transaction import ONE_GROUP, POD_GROUPS
 from batchq.api.validation import MOST_GANG
+
+
+class Sharing(NamedTuple):
+    """How the pods of a group share nodes with one another and with others."""
+
+    #: The uid of the group.
+    owner: str
+    #: Whether no pod of another group may be on the same node.
+    exclusive: bool
+    #: How many pods of the group one node may have; 0: as many as it takes.
+    most: int
+    #: Whether its pods go where they need the fewest nodes.
+    pack: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,8 @@ class TaskShape:
     priority: int = 0
     #: How many ports each of its pods gets: 0 unless the group has `spec.launch`.
     ports: int = 0
+    #: None unless the group has an opinion on which pods share its nodes.
+    sharing: Sharing | None = None
 
     @property
     def ordinals(self) -> range:
@@ -247,12 +263,26 @@ def _shape_of_pods(task: Task, requests: Amounts, ports: int) -> tuple[object, .
     return (*shape, ports) if ports else shape
 
 
+def sharing_of(spec: PodGroupSpec, uid: str) -> Sharing:
+    """Return how the pods of a group share nodes."""
+    return Sharing(uid, spec.exclusive, spec.max_pods_per_node or 0, spec.pack)
+
+
+def shape_sharing(shape: GroupShape, sharing: Sharing) -> GroupShape:
+    """Return the shape of a group whose pods share nodes in this way."""
+    tasks = tuple(replace(one, sharing=sharing, shape=(*one.shape, sharing)) for one in shape.tasks)
+    return _with_tasks(shape, tasks)
+
+
 def task_within(shape: TaskShape, domain: Mapping[str, str]) -> TaskShape:
     """Return a task whose pods also need nodes with these labels."""
     template = shape.task.template
     narrower = structs.replace(template, node_selector={**template.node_selector, **domain})
     task = structs.replace(shape.task, template=narrower)
-    return replace(shape, task=task, shape=_shape_of_pods(task, shape.requests, shape.ports))
+    key = _shape_of_pods(task, shape.requests, shape.ports)
+    if shape.sharing is not None:
+        key = (*key, shape.sharing)
+    return replace(shape, task=task, shape=key)
 
 
 def shape_within(shape: GroupShape, domain: Mapping[str, str]) -> GroupShape:
@@ -261,9 +291,13 @@ def shape_within(shape: GroupShape, domain: Mapping[str, str]) -> GroupShape:
     known = shape.within.get(key)
     if known is None:
         tasks = tuple(task_within(one, domain) for one in shape.tasks)
-        narrower = replace(shape, tasks=tasks, by_task={one.task.name: one for one in tasks})
-        known = shape.within[key] = with_left(narrower, [one.task.replicas for one in tasks])
+        known = shape.within[key] = _with_tasks(shape, tasks)
     return known
+
+
+def _with_tasks(shape: GroupShape, tasks: tuple[TaskShape, ...]) -> GroupShape:
+    changed = replace(shape, tasks=tasks, by_task={one.task.name: one for one in tasks})
+    return with_left(changed, [one.task.replicas for one in tasks])
 
 
 #: Kept in module variables, because every group is tested.

@@ -21,14 +21,17 @@ from batchq.core.quota.queue_tree import ROOT, scopes_in
 from batchq.core.session.elastic_pods import ElasticPods, has_ended
 from batchq.core.session.specs import (
     GroupShape,
+    Sharing,
     TaskShape,
     choose,
     is_over,
     only_runs,
     only_waits,
     shape_of,
+    shape_sharing,
     shape_within,
     shapes_of,
+    sharing_of,
     with_gang,
     with_left,
 )
@@ -94,6 +97,7 @@ class GroupState:
         "scopes",
         "settled_until",
         "shape",
+        "sharing",
         "status",
         "steady",
         "tasks",
@@ -122,6 +126,12 @@ class GroupState:
         self.chain = chain or tuple(dict.fromkeys((ROOT, spec.queue)))
         #: What follows from its spec alone.
         self.own_shape = shape or shape_of(spec, priority, gates_hold=gates_hold)
+        #: How its pods share nodes; None if each is placed for itself.
+        self.sharing: Sharing | None = None
+        if spec.exclusive or spec.pack or spec.max_pods_per_node is not None:
+            self.sharing = sharing_of(spec, record.metadata.uid)
+            if former is None or shape is not former.own_shape:
+                self.own_shape = shape_sharing(self.own_shape, self.sharing)
         #: The labels of the nodes to which its pods are confined. `given_shape` respects these,
         #: and `shape` also gates of single pods.
         self.domain = record.status.domain

@@ -161,7 +161,9 @@ class Statement:
         if node is None:
             return
         requests = of_pod(pod.spec.requests)
-        if taken:
+        if group.sharing is not None:
+            self.session.nodes.exchange(node, group.sharing, requests, taken=taken)
+        elif taken:
             self.session.nodes.take(node, requests)
         else:
             self.session.nodes.give(node, requests)

@@ -26,6 +26,10 @@ RUNTIMES: tuple[RuntimeName, ...] = ("bwrap", "apptainer", "enroot", "podman")
 RUNTIME_LABEL, YES, NO = "batchq/runtime-", "yes", "no"
 #: A node with this label activates environments of Python.
 ACTIVATES_LABEL = "batchq/env-activate"
+#: A node with this label keeps the input of pods open that ask for it.
+STDIN_LABEL = "batchq/stdin"
+#: What each agent of this version can do.
+AGENT_LABELS = {ACTIVATES_LABEL: YES, STDIN_LABEL: YES}
 MOST_MOUNTS = 64
 _MOST_TEXT = 4096
 _APPTAINER = ("docker://", "oras://", "library://", "shub://", "oci:", "oci-archive:")
@@ -58,7 +62,7 @@ def without_lacking(labels: Mapping[str, str]) -> dict[str, str]:
     return {
         key: value
         for key, value in sorted(labels.items())
-        if key != ACTIVATES_LABEL and not (key.startswith(RUNTIME_LABEL) and value == NO)
+        if key not in AGENT_LABELS and not (key.startswith(RUNTIME_LABEL) and value == NO)
     }
 
 
@@ -76,7 +80,7 @@ def mount_of(text: str) -> ContainerMount | None:
 def with_runtime_labels(group: PodGroup) -> PodGroup:
     """Return the group with node selectors for what its templates need of an agent."""
     templates = [task.template for task in group.spec.tasks]
-    if not any(one.container is not None or one.env_activate for one in templates):
+    if not any(one.container is not None or one.env_activate or one.stdin for one in templates):
         return group
     tasks = tuple(
         structs.replace(task, template=with_runtime_label(task.template))
@@ -87,13 +91,15 @@ def with_runtime_labels(group: PodGroup) -> PodGroup:
 
 def with_runtime_label(template: PodTemplate) -> PodTemplate:
     """Return the template with node selectors for its container's runtime, and for agents that can
-    activate an environment: those of former versions would ignore it.
+    activate an environment and keep an input open: those of former versions would ignore it.
     """
     needed = {}
     if template.container is not None:
         needed[f"{RUNTIME_LABEL}{runtime_of(template.container)}"] = YES
     if template.env_activate:
         needed[ACTIVATES_LABEL] = YES
+    if template.stdin:
+        needed[STDIN_LABEL] = YES
     if not needed:
         return template
     return structs.replace(template, node_selector={**template.node_selector, **needed})

@@ -14,7 +14,7 @@ from collections import deque
 from typing import Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from batchq.errors import InvalidInput, UnreadableRecord
 
@@ -77,7 +77,8 @@ class ExecCommand(Struct, frozen=True, kw_only=True):
     """A command to run in a pod.
 
     `terminal`: it gets a pseudo-terminal, of this size and the type `term`. `has_input`: without
-    it, its input is empty. `ends_pod`: the pod ends when it ends, with its exit code.
+    it, its input is empty. `ends_pod`: the pod ends when it ends, with its exit code. `attaches`:
+    nothing is to run, and the input is for the pod's own command.
     """
 
     command: tuple[str, ...]
@@ -85,6 +86,8 @@ class ExecCommand(Struct, frozen=True, kw_only=True):
     term: str = ""
     has_input: bool = True
     ends_pod: bool = False
+    #: It is not sent unless it is set: the signatures of former versions are without it.
+    attaches: bool | UnsetType = UNSET
 
 
 class ExecRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -209,6 +209,8 @@ class PodTemplate(Value, frozen=True):
     #: A folder with a virtual environment or a conda environment, which is active in the pod.
     env_activate: str = ""
     container: Container | None = None
+    #: Its input stays open for `batchq attach`; otherwise it is empty.
+    stdin: bool = False
     requests: Amounts = {}
     node_selector: dict[str, str] = {}
     #: Names of the only nodes that may take its pods, if any, and of nodes that may not.

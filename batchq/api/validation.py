@@ -371,6 +371,8 @@ def _function_problems(template: PodTemplate, path: str) -> Iterator[str]:
         return
     if template.command:
         yield f"{path}: expected a command or a function, found both; keep one of the two"
+    if template.stdin:
+        yield f"{path}.stdin: a function has no input; give a command instead"
     if problem := function_problem(template.function):
         yield f"{path}.function: {problem}"
     size = argument_bytes(template)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from batchq.api.notation import counted
 from batchq.api.objects import Pod, PodGroup, key_of
 from batchq.api.resources import CPU
 from batchq.api.views import Result
-from batchq.cli.console import Conversation, Speaker, exit_code_of
+from batchq.cli.console import Conversation, Speaker, exit_code_of, has_input
 from batchq.cli.foreground import (
     NotedSignals,
     WatchedGroup,
@@ -130,15 +129,6 @@ def run_in_allocation(
         if code is None:
             raise Conflict(f"the allocation {allocation} has ended")
         return code
-
-
-def has_input() -> bool:
-    """Whether there is an input to pass on: neither a terminal nor /dev/null."""
-    try:
-        mode = os.fstat(0).st_mode
-    except OSError:
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISREG(mode)
 
 
 def _held(client: Client, command: Sequence[str], options: Mapping[str, Any]) -> PodGroup:

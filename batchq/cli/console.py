@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import stat
 import termios
 import tty
 from collections.abc import Callable
@@ -312,6 +313,15 @@ def terminal_size() -> TerminalSize:
 def has_terminal() -> bool:
     """Whether both input and output are a terminal."""
     return os.isatty(_STDIN) and os.isatty(_STDOUT)
+
+
+def has_input() -> bool:
+    """Whether there is an input to pass on: neither a terminal nor /dev/null."""
+    try:
+        mode = os.fstat(_STDIN).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISREG(mode)
 
 
 def exit_code_of(end: ExecEnd) -> int | None:

@@ -98,13 +98,23 @@ def _running(item: Object, command: tuple[str, ...]) -> Object:
 class PodOutputPrinter:
     """Prints the output of a group's pods, in a thread of its own, to the stream it came from."""
 
-    def __init__(self, client: Client, key: str, *, has_prefix: bool) -> None:
+    def __init__(
+        self,
+        client: Client,
+        key: str,
+        *,
+        has_prefix: bool = False,
+        pod: str = "",
+        tail: int | None = None,
+    ) -> None:
+        """`pod`: the only one to print, and `tail` how many lines of what it has written before."""
         self.has_ended = Event()
         #: What has ended it before the output was over.
         self.error: BaseException | None = None
         self._client = client
         self._key = key
         self._has_prefix = has_prefix
+        self._pod, self._tail = pod, tail
         # A thread has no context of its own, and `echo` reads --raw from it.
         self._context = click.get_current_context()
 
@@ -115,7 +125,8 @@ class PodOutputPrinter:
     def _run(self) -> None:
         try:
             with self._context.scope(cleanup=False):
-                for line in self._client.logs(self._key, follow=True):
+                lines = self._client.logs(self._key, follow=True, pod=self._pod, tail=self._tail)
+                for line in lines:
                     self._print(line)
         except BaseException as error:  # the main thread raises it
             self.error = error

@@ -8,6 +8,7 @@ import sys
 from time import monotonic, sleep
 
 import click
+from msgspec import UNSET
 
 from batchq.api.exec_session import ExecCommand
 from batchq.api.lifecycle import PodPhase
@@ -15,10 +16,11 @@ from batchq.api.objects import Pod, PodGroup
 from batchq.cli.console import (
     Conversation,
     exit_code_of,
+    has_input,
     has_terminal,
     terminal_size,
 )
-from batchq.cli.foreground import pods_of
+from batchq.cli.foreground import PodOutputPrinter, pods_of
 from batchq.cli.output.options import Globals, examples, namespace_option, pass_globals
 from batchq.cli.output.terminal import Interrupted, echo, on_interrupt, raw_option
 from batchq.cli.output.values import group_key
@@ -84,7 +86,12 @@ def require_terminal(name: str) -> None:
 
 
 def command_of(
-    command: tuple[str, ...], *, pty: bool, has_input: bool = True, ends_pod: bool = False
+    command: tuple[str, ...],
+    *,
+    pty: bool,
+    has_input: bool = True,
+    ends_pod: bool = False,
+    attaches: bool = False,
 ) -> ExecCommand:
     """Return the command, with this terminal if it gets one."""
     return ExecCommand(
@@ -93,6 +100,7 @@ def command_of(
         term=os.environ.get("TERM", "") if pty else "",
         has_input=has_input,
         ends_pod=ends_pod,
+        attaches=attaches or UNSET,
     )
 
 
@@ -199,20 +207,79 @@ class EndedBySignal(Interrupted):
     show_default=True,
     help="Begin with this many lines of its output.",
 )
+@click.option("--no-stdin", is_flag=True, help="Do not pass the input of this command on.")
 @raw_option
 @pass_globals
-def attach(shared: Globals, pod: str, namespace: str, tail: int) -> None:
-    """Show the output of POD's own command as it comes, until the pod has ended.
+def attach(shared: Globals, pod: str, namespace: str, tail: int, no_stdin: bool) -> None:
+    """Show the output of POD's own command as it comes, until the pod has ended, and pass the input
+    of this command on, if the pod was submitted with --stdin.
 
-    Ctrl-C leaves the pod as it is.
+    One terminal at a time can pass its input on. Its end is not passed on, as another may be
+    attached later. Ctrl-C leaves the pod as it is.
     """
     with shared.connect() as client:
         found = pod_of(client, pod, namespace)
         key, name = f"{found.metadata.namespace}/{found.spec.pod_group}", found.metadata.name
-        with on_interrupt(
-            f"interrupted; Pod {found.metadata.namespace}/{name} keeps running",
-            hint=f"end its group with `batchq cancel {key}`",
-        ):
+        sentence = f"interrupted; Pod {found.metadata.namespace}/{name} keeps running"
+        hint = f"end its group with `batchq cancel {key}`"
+        if not no_stdin and _has_open_input(client, found):
+            with shared.connect() as reader:
+                output = PodOutputPrinter(reader, key, pod=name, tail=tail)
+                output.start()
+                with Conversation(has_terminal=False, has_input=True) as conversation:
+                    if not _attached(client, conversation, found, output):
+                        raise Interrupted(sentence, hint=hint)
+            return
+        if not no_stdin and has_input():
+            raise UsageError(
+                f"the input of Pod {found.metadata.namespace}/{name} is empty, so it cannot get"
+                " that of this command",
+                hint="submit the pod with --stdin, or attach to it with --no-stdin",
+            )
+        with on_interrupt(sentence, hint=hint):
             for line in client.logs(key, pod=name, follow=True, tail=tail):
                 echo(line.text, err=line.stream == "stderr")
                 sys.stdout.flush()
+
+
+def _has_open_input(client: Client, pod: Pod) -> bool:
+    group = client.get("PodGroup", f"{pod.metadata.namespace}/{pod.spec.pod_group}")
+    assert isinstance(group, PodGroup)
+    return any(task.template.stdin for task in group.spec.tasks if task.name == pod.spec.task)
+
+
+def _attached(
+    client: Client, conversation: Conversation, pod: Pod, output: PodOutputPrinter
+) -> bool:
+    """Pass the input on until the output has ended; return False if a signal has come before.
+
+    Raises Conflict if the input cannot be passed on, StoreUnavailable.
+    """
+    label = f"Pod {pod.metadata.namespace}/{pod.metadata.name}"
+    wanted = command_of(("attach",), pty=False, attaches=True)
+    joined_attempt, look_at = 0, 0.0
+    while not output.has_ended.is_set():
+        if monotonic() >= look_at:
+            look_at = monotonic() + _AGAIN_S
+            latest = client.get("Pod", f"{pod.metadata.namespace}/{pod.metadata.name}")
+            assert isinstance(latest, Pod)
+            is_new = latest.status.attempt != joined_attempt
+            if latest.status.phase == PodPhase.RUNNING and is_new:
+                joined_attempt = latest.status.attempt
+                conversation.join(client.commands.start(latest, wanted), label)
+        conversation.turn()
+        if conversation.interrupts or conversation.ending is not None:
+            return False
+        for speaker in list(conversation.speakers):
+            if speaker.error is not None:
+                raise speaker.error
+            if (end := speaker.end) is None:
+                continue
+            conversation.leave(speaker)
+            if end.is_early:
+                joined_attempt = 0
+            elif end.exit_code and end.message:
+                raise Conflict(f"{label}: {end.message}", hint="`--no-stdin` shows its output only")
+    if output.error is not None:
+        raise output.error
+    return True

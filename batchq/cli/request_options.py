@@ -287,6 +287,11 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         help="How often a failed pod is retried.",
     ),
     click.option(
+        "--stdin",
+        is_flag=True,
+        help="Keep the input of its pods open, for `batchq attach`; otherwise it is empty.",
+    ),
+    click.option(
         "--external",
         is_flag=True,
         help="A program of yours runs the group (`batchq external`); a command is optional.",
@@ -311,7 +316,7 @@ def request_options(command: F) -> F:
 _NOT_AWAITED = frozenset(
     {
         *("command", "filename", "function", "args", "kwargs", "min_member", "array", "gates"),
-        *("suspend", "external"),
+        *("suspend", "external", "stdin"),
     }
 )
 
@@ -379,7 +384,7 @@ OF_REQUEST = (
     *("function", "array"),
     *("walltime", "grace", "priority_class", "env", "after", "gates", "suspend", "retries"),
     *("external", "api_token", "launch", "ports", "processes", "dialect", "warn"),
-    *("env_activate", "image", "runtime", "mounts", "isolate"),
+    *("env_activate", "stdin", "image", "runtime", "mounts", "isolate"),
 )
 
 

@@ -26,10 +26,10 @@ from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.api.times import describe_age
 from batchq.cli.allocation import (
     ALLOCATION_VARIABLE,
-    has_input,
     run_attached,
     run_in_allocation,
 )
+from batchq.cli.console import has_input
 from batchq.cli.foreground import pods_of, run_command
 from batchq.cli.objects import (
     GroupLimitCheck,

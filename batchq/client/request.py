@@ -195,6 +195,7 @@ class Request(Struct, frozen=True, kw_only=True):
     warn: str | None = None
     working_dir: str | os.PathLike[str] | None = None
     env_activate: str | os.PathLike[str] = ""
+    stdin: bool = False
     image: str = ""
     runtime: str = "auto"
     mounts: Sequence[str] = ()
@@ -355,6 +356,7 @@ def _template(request: Request) -> PodTemplate:
         working_dir=_working_dir(request),
         env_activate=str(Path(request.env_activate).absolute()) if request.env_activate else "",
         container=_container(request),
+        stdin=request.stdin,
         termination_grace=(
             PodTemplate().termination_grace
             if request.grace is None

@@ -261,6 +261,7 @@ _READ: dict[str, Reading] = {
     "warn": _text,
     "working_dir": _path,
     "env_activate": _path,
+    "stdin": _truth,
     "image": _text,
     "runtime": _text,
     "mounts": _names,

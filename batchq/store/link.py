@@ -429,6 +429,9 @@ class Link:
                 with self.waiting():
                     answer = self._ask(client, question, tries)
             except StoreUnavailable as error:
+                if self._closing.is_set():
+                    # The user has left; another thread was still waiting.
+                    raise
                 wait_s = None if patience is None else patience.next_wait_s(error)
                 if wait_s is None or self._closing.wait(wait_s):
                     raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,59 @@ def test_options_that_no_input_can_have_are_refused(
 ) -> None:
     done = stack.fed("run", *options, "--", "cat", given=b"", exits=2)
     assert done.stderr.startswith(sentence)
+
+
+def run_with_open_input(stack: Machine, name: str, script: str) -> str:
+    """Run a pod whose input stays open, and return its name."""
+    stack.batchq("submit", "--stdin", "--name", name, *SMALL, "--", "sh", "-c", script)
+    stack.batchq("wait", name, "--for", "running")
+    return f"{name}-main-0"
+
+
+def attached_in_turn(stack: Machine, pod: str, *, given: bytes) -> bytes:
+    """Attach to a pod as soon as no other terminal is, and return its output from then on."""
+    while True:
+        done = stack.fed("attach", pod, "--tail", "0", given=given, exits=None)
+        if b"another terminal" not in done.stderr:
+            return done.stdout
+
+
+def test_an_open_input_gets_what_is_attached_to_it_one_after_the_other(stack: Machine) -> None:
+    script = "read a; echo got $a; read b; echo got $b; read c; echo got $c"
+    pod = run_with_open_input(stack, "reader", script)
+    with stack.piped("attach", pod, given=subprocess.PIPE) as first:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        first.stdin.write("one\n")
+        first.stdin.flush()
+        assert first.stdout.readline() == "got one\n"
+        refused = stack.fed("attach", pod, given=b"lost\n", exits=8)
+        assert refused.stderr.decode().splitlines()[0] == (
+            f"error: Pod default/{pod}: another terminal is attached to the input of the pod"
+        )
+        first.stdin.close()
+        # The end of an input ends nothing but the turn of its terminal.
+        assert attached_in_turn(stack, pod, given=b"two\nthree\n") == b"got two\ngot three\n"
+        assert first.stdout.read() == "got two\ngot three\n"
+        assert first.wait(30) == 0
+
+
+def test_an_input_that_is_not_open_is_refused(stack: Machine) -> None:
+    stack.batchq("submit", "--name", "deaf", *SMALL, "--", "sleep", "600")
+    stack.batchq("wait", "deaf", "--for", "running")
+    done = stack.fed("attach", "deaf-main-0", given=b"lost", exits=2)
+    assert done.stderr.startswith(b"error: the input of Pod default/deaf-main-0 is empty")
+    stack.batchq("cancel", "deaf")
+
+
+def test_an_interrupt_leaves_a_pod_with_an_open_input_as_it_is(stack: Machine) -> None:
+    pod = run_with_open_input(stack, "left", "echo up; read a; echo got $a")
+    with stack.terminal("attach", pod) as terminal:
+        terminal.expect("up")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.ended() == 130
+        assert f"interrupted; Pod default/{pod} keeps running" in terminal.shown
+    assert attached_in_turn(stack, pod, given=b"one\n") == b"got one\n"
 
 
 def test_a_pod_ends_when_the_command_here_is_killed(stack: Machine) -> None:

@@ -49,6 +49,7 @@ NAMES = {
     #: A manifest with one of these also gets a node selector.
     "container": st.none(),
     "env_activate": st.just(""),
+    "stdin": st.just(False),
     "parent": st.one_of(st.just(""), SUBDOMAIN),
     "priority_class_name": st.one_of(st.just(""), SUBDOMAIN),
     "pod_group": LABEL,

@@ -179,6 +179,7 @@ class ExecSessions:
             has_terminal=command.terminal is not None,
             term=command.term,
             ends_pod=command.ends_pod,
+            attaches=command.attaches is True,
         )
         try:
             # The relay tells the user if the work-horse has ended meanwhile.

@@ -28,7 +28,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
-from batchq.api.containers import ACTIVATES_LABEL, NO, RUNTIME_LABEL, RUNTIMES, YES
+from batchq.api.containers import AGENT_LABELS, NO, RUNTIME_LABEL, RUNTIMES, YES
 from batchq.api.notation import resource_problem
 from batchq.api.resources import CPU, MEMORY, describe_quantity, parse_quantity
 from batchq.errors import UsageError
@@ -275,7 +275,7 @@ def runtime_labels() -> dict[str, str]:
     has = ", ".join(name for name, works in found.items() if works)
     log.info("container runtimes", found=has or "none", bwrap=why or None)
     labels = {f"{RUNTIME_LABEL}{name}": YES if works else NO for name, works in found.items()}
-    return {**labels, ACTIVATES_LABEL: YES}
+    return {**labels, **AGENT_LABELS}
 
 
 def _trouble_of_bwrap() -> str:

@@ -29,6 +29,7 @@ from batchq.worker.host.processes import is_readable
 from batchq.worker.workhorse.container_commands import ContainerHost, PodProgram, contained
 from batchq.worker.workhorse.guard import Guard, GuardPost
 from batchq.worker.workhorse.process import NotStarted, send_to_group, start_inner
+from batchq.worker.workhorse.run_file import PodOutcome
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +41,9 @@ _MAX_ORDER_BYTES = 1 << 20
 #: stdin, stdout, stderr, and the socket to the relay.
 DESCRIPTORS = 4
 _POD_HAS_ENDED = "the pod has ended"
+#: Copies the input of a user to that of the pod.
+_COPY = ("cat",)
+_REFUSED = 1
 
 
 class RunOrder(Struct, frozen=True, kw_only=True, tag="run"):
@@ -59,6 +63,7 @@ class InnerOrder(Struct, frozen=True, kw_only=True, tag="inner"):
     has_terminal: bool = False
     term: str = ""
     ends_pod: bool = False
+    attaches: bool = False
 
 
 class PodInterior(Struct, frozen=True, kw_only=True):
@@ -72,6 +77,8 @@ class PodInterior(Struct, frozen=True, kw_only=True):
     enclosure: Enclosure
     post: GuardPost | None
     account: Account | None
+    #: The end of the pipe to the input of its command; None if that is empty.
+    input: int | None = None
 
 
 class _InnerCommand:
@@ -140,11 +147,14 @@ class InnerCommands:
         self, order: InnerOrder, stdio: tuple[int, int, int], until_ms: int
     ) -> _InnerCommand:
         interior = self._interior
+        if order.attaches:
+            stdio = (stdio[0], self._open_input(), stdio[2])
         environment = dict(interior.environment)
         if order.has_terminal and order.term:
             environment["TERM"] = order.term
-        plain = PodProgram(argv=order.argv, environment=environment, folder=interior.working_dir)
-        runs = contained(plain, interior.container, interior.host)
+        argv = _COPY if order.attaches else order.argv
+        plain = PodProgram(argv=argv, environment=environment, folder=interior.working_dir)
+        runs = plain if order.attaches else contained(plain, interior.container, interior.host)
         process = start_inner(
             runs.argv,
             runs.environment,
@@ -162,6 +172,17 @@ class InnerCommands:
             inner.guard.allow_until(until_ms)
             inner.guard.watch_over(process.pid)
         return inner
+
+    def _open_input(self) -> int:
+        """Return where the pod's input is written. Raise NotStarted if that is not possible now."""
+        message = ""
+        if self._interior.input is None:
+            message = "the input of the pod is not open; submit it with --stdin"
+        elif any(inner.order.attaches for inner in self._all()):
+            message = "another terminal is attached to the input of the pod"
+        if self._interior.input is None or message:
+            raise NotStarted(PodOutcome(exit_code=_REFUSED, message=message))
+        return self._interior.input
 
     def owns(self, descriptor: int) -> bool:
         """Whether this is the descriptor of the orders, or of a command."""

@@ -37,7 +37,7 @@ from batchq.store.redis import RedisStore, Renewal
 from batchq.system import structlog
 from batchq.worker.agent.messages import StartPod
 from batchq.worker.agent.node import agent_pid, withdraw
-from batchq.worker.host import processes
+from batchq.worker.host import privileges, processes
 from batchq.worker.host.accounts import NoAccount, PodAccounts
 from batchq.worker.host.containment import OF_CHILDREN, Boundary, Enclosure
 from batchq.worker.host.device_pool import inherited_locks
@@ -261,6 +261,8 @@ class WorkHorse:
         self._bounds = UNBOUNDED
         #: The account that runs the pod; None: this process's own.
         self._account: Account | None = None
+        #: The pipe to the input of the command, if that stays open: its ends.
+        self._input: tuple[int, int] | None = None
         #: Whether the program of the pod's container was executed; None without a container.
         self._start_report: StartReport | None = None
         self._outage = Outage()
@@ -341,6 +343,8 @@ class WorkHorse:
             program.close()
             if self._start_report is not None:
                 self._start_report.close()
+            for descriptor in self._input or ():
+                os.close(descriptor)
 
     def _run_program(self, program: Program, task: Task, lease: Lease) -> PodOutcome | None:
         pod, group = self._pod, self._group
@@ -357,11 +361,15 @@ class WorkHorse:
             container = task.template.container
             host = self._container_host(container, environment)
             runs = contained(plain, container, host)
+            if task.template.stdin:
+                self._input = os.pipe2(os.O_CLOEXEC)
+                # A program may open /dev/stdin, which the kernel treats like a file.
+                privileges.give(self._input[0], self._account)
             command = process.start(
                 runs.argv,
                 runs.environment,
                 runs.folder,
-                stdin=program.stdin,
+                stdin=program.stdin if self._input is None else self._input[0],
                 bounds=self._bounds,
                 until_ms=lease.guarded_until,
                 post=self._harness.post,
@@ -383,6 +391,7 @@ class WorkHorse:
             enclosure=self._harness.enclosure or Enclosure(),
             post=self._harness.post,
             account=self._account,
+            input=None if self._input is None else self._input[1],
         )
         outcome = self._supervise(command, pod, group, lease, interior)
         if outcome is None:

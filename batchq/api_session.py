@@ -281,16 +281,17 @@ class ApiSession:
             ) from None
 
     def _checked(self, body: bytes, status: int, kind: Any) -> Any:
-        is_error = status >= HTTPStatus.BAD_REQUEST
-        server = self._credentials.server
+        if kind is not Any and status < HTTPStatus.BAD_REQUEST:
+            return self._decoded(body, kind)
         try:
             document = json.loads(body)
         except (ValueError, RecursionError):
-            raise StoreUnavailable(f"{server} is not an API of batchq", lasts=True) from None
-        if is_error:
+            raise self._no_api() from None
+        if status >= HTTPStatus.BAD_REQUEST:
             raise error_of(document, status)
-        if kind is Any:
-            return document
+        return document
+
+    def _decoded(self, body: bytes, kind: Any) -> Any:
         # A list of groups as a table needs no types.
         import msgspec
 
@@ -298,10 +299,16 @@ class ApiSession:
             return msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError:
             raise StoreUnavailable(
-                f"the API at {server} is of another version of batchq",
+                f"the API at {self._credentials.server} is of another version of batchq",
                 hint="use the same version here and there",
                 lasts=True,
             ) from None
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            raise self._no_api() from None
+
+    def _no_api(self) -> StoreUnavailable:
+        server = self._credentials.server
+        return StoreUnavailable(f"{server} is not an API of batchq", lasts=True)
 
     def _connection(self) -> http.client.HTTPConnection:
         server = self._credentials.server

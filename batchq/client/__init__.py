@@ -217,7 +217,7 @@ class Client:
         """
         from batchq.client.request_fields import requested, submit_one
 
-        if not dry_run and (stored := self._submit_likely(group, request)) is not None:
+        if not dry_run and (stored := self.submit_likely(group, request)) is not None:
             return stored
         what = requested(group, request)
         return submit_one(what, self.group_of, partial(self.submit_all, dry_run=dry_run))
@@ -228,6 +228,16 @@ class Client:
         Nothing is submitted. Raises InvalidInput, UsageError.
         """
         return group_of(request, suffix=self._ids.new_uid()[-5:])
+
+    def submit_likely(
+        self, what: Submitted, fields: Mapping[str, Any], permit: Permit | None = None
+    ) -> PodGroup | None:
+        """As `submit`, but at less cost, since similar groups are remembered.
+
+        Returns None if the group cannot be accepted so; nothing is written then. `permit` is called
+        as by `apply`.
+        """
+        return self._writer.submit_likely(what, fields, permit)
 
     def submit_all(
         self,
@@ -766,10 +776,6 @@ class Client:
     ) -> Sequence[Applied]:
         """Submit or apply objects; see `submit_all` and `apply`."""
         return self._writer.write(verb, objects, dry_run, keep_stop, permit)
-
-    def _submit_likely(self, what: Submitted, fields: Mapping[str, Any]) -> PodGroup | None:
-        """Submit a group that is likely to be accepted; None if it has to be planned."""
-        return self._writer.submit_likely(what, fields)
 
     def _act(self, verb: Act, place: str, **given: Any) -> bool:
         """Commit a change of the object at `place`; return whether there was anything to do."""

@@ -574,9 +574,13 @@ class Delegate:
 
         self._store.auditor = None if actor is None else audit
         self._store.signer = sign if self._signing_key else None
-        client = Client(store=self._store, queues=self.queues)
-        client.user = user  # in place of the cached property
-        return client
+        # What it knows of similar groups serves the next user, too.
+        self._client.user = user  # in place of the cached property
+        return self._client
+
+    @cached_property
+    def _client(self) -> Client:
+        return Client(store=self._store, queues=self.queues)
 
     @cached_property
     def access(self) -> AccessControl:

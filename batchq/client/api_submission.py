@@ -13,13 +13,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from batchq.api.manifest import encode
 from batchq.api.objects import PodGroup, key_of
 from batchq.api.views import Accepted, Effect, Refused, Tally
 from batchq.api_session import ApiSession, error_of
 from batchq.client.changes import already_exists
 from batchq.client.request import Submitted, default_name
-from batchq.client.request_fields import Draft, Drafts
+from batchq.client.request_fields import Draft, Drafts, GroupManifests
 from batchq.client.submission import (
     BYTES_A_BATCH,
     GROUPS_A_BATCH,
@@ -69,44 +68,6 @@ class _Line:
         self.draft = structs.replace(self.draft, group=group)
 
 
-class _Manifests:
-    """Encodes groups. Most differ from the one before only in the name and the command, and share
-    the rest of their manifests with it.
-    """
-
-    def __init__(self) -> None:
-        self._former: PodGroup | None = None
-        self._manifest: dict[str, Any] = {}
-
-    def encode(self, group: PodGroup) -> bytes:
-        """Return the manifest of a group as JSON."""
-        bare = _without_command(group)
-        if bare is None:
-            return msgspec.json.encode(encode(group))
-        if bare != self._former:
-            self._former, self._manifest = bare, encode(bare)
-        manifest, [task] = self._manifest, self._manifest["spec"]["tasks"]
-        template = {**task["template"], "command": group.spec.tasks[0].template.command}
-        return msgspec.json.encode(
-            {
-                **manifest,
-                "metadata": {**manifest["metadata"], "name": group.metadata.name},
-                "spec": {**manifest["spec"], "tasks": [{**task, "template": template}]},
-            }
-        )
-
-
-def _without_command(group: PodGroup) -> PodGroup | None:
-    """Return a group without name and command; None unless it has one task, with a command."""
-    if len(group.spec.tasks) != 1 or not group.spec.tasks[0].template.command:
-        return None
-    [task] = group.spec.tasks
-    # A template needs some field to be written.
-    template = structs.replace(task.template, command=("",))
-    spec = structs.replace(group.spec, tasks=(structs.replace(task, template=template),))
-    return structs.replace(group, metadata=structs.replace(group.metadata, name=""), spec=spec)
-
-
 class ApiSubmission(Iterator[Outcome]):
     """See `Submission`: iterates over the outcomes, in the order of the requests.
 
@@ -135,7 +96,7 @@ class ApiSubmission(Iterator[Outcome]):
         self._session, self._patient, self._new_uid = session, patient, new_uid
         self._requests = iter(requests)
         self._drafts = Drafts(defaults)
-        self._manifests = _Manifests()
+        self._manifests = GroupManifests()
         self._existing, self._keep_going, self._dry_run = existing, keep_going, dry_run
         self._progress = progress
         self._places = count()
@@ -274,7 +235,7 @@ class ApiSubmission(Iterator[Outcome]):
     def _request(self, run: Sequence[_Line]) -> Callable[[], Sequence[_Row]]:
         """Return a function that sends lines of one namespace, and returns their rows."""
         namespace = run[0].group.metadata.namespace
-        body = b"\n".join(self._manifests.encode(line.group) for line in run)
+        body = b"\n".join(msgspec.json.encode(self._manifests.of(line.group)) for line in run)
         path = f"/v1/namespaces/{namespace}/groups/bulk"
 
         def ask() -> Sequence[_Row]:

@@ -645,3 +645,53 @@ def _dependencies(after: object) -> tuple[Dependency, ...] | None:
     if len({one.name for one in found}) < len(found):
         return None
     return tuple(found)
+
+
+class GroupManifests:
+    """The manifests of groups. Most differ from the one before only in the name and the command,
+    and share the rest of their manifests with it.
+    """
+
+    def __init__(self) -> None:
+        self._former: PodGroup | None = None
+        self._manifest: dict[str, Any] = {}
+
+    def of(self, group: PodGroup) -> dict[str, Any]:
+        """Return the manifest of a group."""
+        bare = _without_command(group)
+        if bare is None:
+            return manifest.encode(group)
+        if bare != self._former:
+            self._former, self._manifest = bare, manifest.encode(bare)
+        former, [task] = self._manifest, self._manifest["spec"]["tasks"]
+        template = {**task["template"], "command": list(group.spec.tasks[0].template.command)}
+        return {
+            **former,
+            "metadata": {**former["metadata"], "name": group.metadata.name},
+            "spec": {**former["spec"], "tasks": [{**task, "template": template}]},
+        }
+
+
+#: Any specification that is valid.
+_A_SPEC = {"tasks": [{"name": "main", "template": {"command": ["true"]}}]}
+
+
+def stored_group(group: PodGroup, sent: Mapping[str, Any], answer: Mapping[str, Any]) -> PodGroup:
+    """Return a group as it is stored: `answer` is its manifest there, `sent` its own."""
+    is_as_sent = answer.get("spec") == sent["spec"]
+    found = _decoded({**answer, "spec": _A_SPEC} if is_as_sent else answer)
+    if not is_as_sent:
+        return found
+    # Reading the specification again would take as long as everything else.
+    return structs.replace(found, spec=group.spec)
+
+
+def _without_command(group: PodGroup) -> PodGroup | None:
+    """Return a group without name and command; None unless it has one task, with a command."""
+    if len(group.spec.tasks) != 1 or not group.spec.tasks[0].template.command:
+        return None
+    [task] = group.spec.tasks
+    # A template needs some field to be written.
+    template = structs.replace(task.template, command=("",))
+    spec = structs.replace(group.spec, tasks=(structs.replace(task, template=template),))
+    return structs.replace(group, metadata=structs.replace(group.metadata, name=""), spec=spec)

@@ -311,12 +311,15 @@ class RequestWriter:
         self._arrivals = NewGroups(store)
         self._read: Sequence[Object] | None = None
 
-    def submit_likely(self, what: Submitted, fields: Mapping[str, Any]) -> PodGroup | None:
+    def submit_likely(
+        self, what: Submitted, fields: Mapping[str, Any], permit: Permit | None = None
+    ) -> PodGroup | None:
         """Submit one group, of which only what differs from a former one is checked, and return it
         as stored.
 
         Nothing but queues is read. None if the group cannot be accepted so; nothing is written
-        then, and planning it on the stored state tells why. See `Client.submit`.
+        then, and planning it on the stored state tells why. `permit` is called with the group, and
+        may raise. See `Client.submit`.
         """
         uid = self._new_uid()
         try:
@@ -334,6 +337,8 @@ class RequestWriter:
             raise
         except BatchqError:
             return None
+        if permit is not None:
+            permit(None, group)
         commit = self._store.commit([transaction], request_id=self._new_uid())
         if commit.refused:
             return None

@@ -247,6 +247,11 @@ class ApiCall:
         except msgspec.ValidationError as error:
             raise bad_request(f"the body: {error}") from None
 
+    @property
+    def body_bytes(self) -> int:
+        """The length of the body."""
+        return len(self._body)
+
     def lines(self) -> list[bytes]:
         """Return the lines of the body that are not empty."""
         return [line for line in self._body.split(b"\n") if line.strip()]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from batchq.api.objects import PodGroup, Queue
+from batchq.api.objects import PodGroup, Queue, key_of
 from batchq.api_session import ApiCredentials, ApiSession
 from batchq.client.api_client import ApiClient
 from batchq.client.api_submission import ApiSubmission
@@ -57,6 +58,23 @@ def test_a_request_that_is_refused_before_it_is_sent_whole_says_why(client: ApiC
     with pytest.raises(BatchqError, match=r"the body has 200\d+ bytes; expected at most 8388608"):
         client.submit(command=["true"], name="large", annotations=annotations)
     assert list(client.list("PodGroup")) == []
+
+
+def test_similar_groups_are_returned_as_they_are_stored(client: ApiClient, stage: Stage) -> None:
+    fields: dict[str, Any]
+    for number in range(3):
+        for fields in (
+            {"command": ["echo", str(number)]},
+            {"command": ["echo", "x"], "name": f"named-{number}", "labels": {"sweep": "seeds"}},
+            {"command": ["echo", "x"], "array": "0-3", "env": {"A": str(number)}, "gpus": 1},
+            {"command": ["echo", "x"], "image": "debian.sif", "mounts": ["/data:/data:ro"]},
+            {"function": "os.path:basename", "args": [f"/a/{number}"], "walltime": "2h"},
+        ):
+            submitted = client.submit(**fields)
+            stored = stage.client.get("PodGroup", key_of(submitted))
+            assert isinstance(stored, PodGroup)
+            metadata = structs.replace(stored.metadata, revision=0)
+            assert submitted == structs.replace(stored, metadata=metadata)
 
 
 def test_a_later_group_of_the_same_name_is_not_meant(client: ApiClient, stage: Stage) -> None:

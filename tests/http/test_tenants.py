@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from batchq.api.access import Scope, Verb, Visibility, parse_binding
+from batchq.api.objects import PodGroup
 from batchq.client.access_control import Actor, Delegate
 from batchq.http import application
 from batchq.http.application import ApiApplication
@@ -302,6 +303,28 @@ def test_a_role_that_another_process_has_granted_counts_at_the_next_request(
         assert (refused.status, "may not create groups" in refused.data["detail"]) == (403, True)
         lab.bind("user:bob", "submitter", "ml")
         assert bob("POST", ML, manifest("train")).status == 201
+
+
+def test_a_group_that_the_api_remembers_permits_nothing_to_another_user(
+    lab: Lab, stage: Stage
+) -> None:
+    lab.bind("user:alice", "submitter", "ml")
+    lab.bind("user:bob", "submitter", "cv")
+    alice, bob = lab.user("alice"), lab.user("bob")
+
+    def submitted(caller: Caller, name: str, namespace: str) -> int:
+        group = manifest(name)
+        group["metadata"]["namespace"] = namespace
+        return caller("POST", "/v1/requests", {"verb": "submit", "objects": [group]}).status
+
+    for number in range(4):
+        assert submitted(alice, f"a-{number}", "ml") == 200
+        assert submitted(bob, f"b-{number}", "ml") == 403
+        assert submitted(bob, f"a-{number}", "ml") == 403
+        assert submitted(bob, f"b-{number}", "cv") == 200
+    groups = [one for one in stage.client.list("PodGroup") if isinstance(one, PodGroup)]
+    owners = {one.metadata.name: one.status.submitted_by for one in groups}
+    assert owners == {f"{name[0]}-{n}": name for name in ("alice", "bob") for n in range(4)}
 
 
 def test_an_admin_grants_roles_of_the_namespace_and_sees_those_only(lab: Lab) -> None:

@@ -242,10 +242,7 @@ def _place_by_name(group: str, name: str, path: Path) -> Iterable[Entry]:
 
 
 def check_names(obj: Object) -> None:
-    """Check that batchq and its store can hold every name in the object.
-
-    Raises InvalidInput.
-    """
+    """Check that batchq and its store can hold every name in the object. Raises InvalidInput."""
     try:
         _check_names(obj)
     except Malformed as problem:

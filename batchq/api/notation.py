@@ -92,10 +92,7 @@ def mapping_at(data: object, path: Path) -> Mapping[str, object]:
 
 
 def read(kind: type[S], data: object, path: Path = (), *, unfold: Mapping[type, Unfold] = {}) -> S:
-    """Return the struct `kind` that `data` describes.
-
-    Raises Malformed.
-    """
+    """Return the struct `kind` that `data` describes. Raises Malformed."""
     return cast(S, _read_struct(_struct_type(kind), data, path, unfold))
 
 

@@ -275,10 +275,7 @@ def check(command: tuple[str, ...], patience: str, output: Output) -> int:
 
 
 def _next(client: Client, timeout_s: float | None, within: str, wanted: dict[str, str]) -> Claim:
-    """Claim the next group, waiting for one and for a server that is away.
-
-    Raises WaitTimedOut.
-    """
+    """Claim the next group, waiting for one and for a server that is away. Raises WaitTimedOut."""
     started = monotonic()
     try:
         with client.patiently(timeout_s):

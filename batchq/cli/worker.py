@@ -360,10 +360,7 @@ def _accounts(
 
 
 def parse_taint(text: str) -> Taint:
-    """Parse a taint such as `dedicated=ml:NoSchedule`.
-
-    Raises UsageError.
-    """
+    """Parse a taint such as `dedicated=ml:NoSchedule`. Raises UsageError."""
     from batchq.api import notation
     from batchq.api.objects import Taint
 
@@ -389,10 +386,7 @@ def _api_server(url: str) -> str:
 
 
 def parse_ports(text: str) -> PortRange:
-    """Parse a range of ports such as `61440-65535`.
-
-    Raises UsageError.
-    """
+    """Parse a range of ports such as `61440-65535`. Raises UsageError."""
     from batchq.worker.host.ports import PortRange
 
     match = _PORTS.fullmatch(text)

@@ -458,10 +458,7 @@ class Client:
         ]
 
     def discard(self, record: Unreadable) -> None:
-        """Delete a record that cannot be read.
-
-        Raises Conflict if it is readable or gone by now.
-        """
+        """Delete a record that cannot be read. Raises Conflict if it is readable or gone by now."""
         if not self._store.discard(record.kind, record.key):
             raise Conflict(
                 f"{record.kind} {record.key} is not, or no longer, unreadable",

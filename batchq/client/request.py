@@ -485,10 +485,7 @@ def _requests(request: Request) -> dict[str, int]:
 
 
 def amounts_of(written: Mapping[str, Quantity]) -> dict[str, int]:
-    """Return quantities in integer units.
-
-    Raises InvalidInput, naming the resource.
-    """
+    """Return quantities in integer units. Raises InvalidInput, naming the resource."""
     amounts: dict[str, int] = {}
     for name, quantity in written.items():
         try:

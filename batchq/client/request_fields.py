@@ -387,10 +387,7 @@ class Drafts:
         return self.draft_of(what, {}, suffix)
 
     def draft_of(self, what: Submitted, fields: Mapping[str, Any], suffix: str) -> Draft:
-        """As `draft` for the arguments of `Client.submit`.
-
-        Raises InvalidInput, UsageError.
-        """
+        """As `draft` for the arguments of `Client.submit`. Raises InvalidInput, UsageError."""
         match what:
             case PodGroup():
                 return _checked(what)

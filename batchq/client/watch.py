@@ -80,10 +80,7 @@ def event_filter(
 def latest_events(
     store: RedisStore, wanted: Callable[[Event], bool], most: int, *, until: str = "+"
 ) -> list[Event]:
-    """Return the latest `most` wanted events, oldest first.
-
-    Raises StoreUnavailable.
-    """
+    """Return the latest `most` wanted events, oldest first. Raises StoreUnavailable."""
     if most <= 0:
         return []
     found = [event for event in store.events(most=EVENTS_KEPT, until=until) if wanted(event)]

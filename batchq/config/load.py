@@ -288,10 +288,7 @@ def read_file(path: str | FilePath) -> bytes:
 def read_config(
     content: str | bytes, source: str, *, known: Known | None = None
 ) -> SchedulerConfig:
-    """Parse the configuration in `content`; messages call it `source`.
-
-    Raises InvalidInput.
-    """
+    """Parse the configuration in `content`; messages call it `source`. Raises InvalidInput."""
     # Imported late: it loads YAML, which the defaults do not need.
     from batchq.config.documents import read_documents
 

@@ -82,10 +82,7 @@ class Token(Struct, frozen=True, kw_only=True):
 
 
 def read_token(text: str) -> Token:
-    """Parse a token.
-
-    Raises InvalidInput, which does not quote the text: it may be nearly right.
-    """
+    """Parse a token. Raises InvalidInput, which does not quote the text: it may be nearly right."""
     parts = text.strip().split("/")
     if len(parts) != 5 or not all(parts) or not parts[3].isdecimal():
         raise InvalidInput(

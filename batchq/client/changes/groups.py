@@ -387,10 +387,7 @@ def checks_for(reader: Reader, queue: str) -> tuple[str, ...]:
 
 
 def _check_queue(reader: Reader, group: PodGroup) -> None:
-    """Check that the group's queue exists, and may hold groups.
-
-    Raises NotFound or Rejected.
-    """
+    """Check that the group's queue exists, and may hold groups. Raises NotFound or Rejected."""
     name = group.spec.queue
     if name == ROOT:
         raise Rejected(
@@ -414,10 +411,7 @@ def _check_queue(reader: Reader, group: PodGroup) -> None:
 
 
 def _check_priority_class(reader: Reader, group: PodGroup) -> None:
-    """Check that the group's priority class exists, if it names one.
-
-    Raises NotFound.
-    """
+    """Check that the group's priority class exists, if it names one. Raises NotFound."""
     name = group.spec.priority_class_name
     if not name or reader.get("PriorityClass", name) is not None:
         return

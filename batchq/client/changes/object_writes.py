@@ -159,10 +159,7 @@ def title(obj: Object) -> str:
 
 
 def find(reader: Reader, kind: type[T], key: str) -> T:
-    """Return the object of that kind and key.
-
-    Raises NotFound, with the nearest existing name.
-    """
+    """Return the object of that kind and key. Raises NotFound, with the nearest existing name."""
     item = reader.get(kind.__name__, key)
     if isinstance(item, kind):
         return item

@@ -98,18 +98,12 @@ def resume(reader: Reader, key: str, *, now_ms: int, uid: str = "") -> Transacti
 
 
 def cordon(reader: Reader, name: str, *, now_ms: int) -> Transaction | None:
-    """Bind no more pods to a node; its running pods go on.
-
-    Raises NotFound.
-    """
+    """Bind no more pods to a node; its running pods go on. Raises NotFound."""
     return _set_unschedulable(reader, name, True, "Cordoned", now_ms)
 
 
 def uncordon(reader: Reader, name: str, *, now_ms: int) -> Transaction | None:
-    """Allow pods to be bound to a node again.
-
-    Raises NotFound.
-    """
+    """Allow pods to be bound to a node again. Raises NotFound."""
     return _set_unschedulable(reader, name, False, "Uncordoned", now_ms)
 
 

@@ -202,10 +202,7 @@ class Membership:
 
 
 def withdraw(store: RedisStore, name: str, *, agent: str) -> None:
-    """Ask that no more pods are bound to a node while `agent` serves it.
-
-    Raise StoreUnavailable.
-    """
+    """Ask that no more pods are bound to a node while `agent` serves it. Raise StoreUnavailable."""
     node = store.get_if_readable("Node", name)
     if isinstance(node, Node) and node.status.ready and _agent_of(node) == agent:
         store.report_queues.post(name, Leaves(agent=agent))

@@ -148,10 +148,7 @@ class Slot(Worker):
 
 
 def _fields(record: Any) -> dict[bytes, bytes]:
-    """Return the fields of a record as HMGET answers it.
-
-    Raise ValueError if it is not a hash.
-    """
+    """Return the fields of a record as HMGET answers it. Raise ValueError if it is not a hash."""
     if isinstance(record, Exception):
         raise ValueError("its record is not a hash") from record
     data, origin = record

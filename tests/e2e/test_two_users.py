@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -80,9 +81,17 @@ def pids_of(machine: Machine) -> list[int]:
     return [one.pid for own in ours for one in (own, *own.children(recursive=True))]
 
 
+def connections_of(pid: int) -> list[Any]:
+    """Return the sockets of a process; none if it has ended."""
+    try:
+        return list(psutil.Process(pid).net_connections(kind="all"))
+    except psutil.NoSuchProcess:
+        return []
+
+
 def doors_of(pids: Sequence[int]) -> tuple[set[tuple[str, int]], set[str]]:
     """Return the addresses and the named sockets on which these processes listen."""
-    found = [one for pid in pids for one in psutil.Process(pid).net_connections(kind="all")]
+    found = [one for pid in pids for one in connections_of(pid)]
     unix = [one for one in found if one.family == socket.AF_UNIX]
     inet = {tuple(one.laddr) for one in found if one.family != socket.AF_UNIX and not one.raddr}
     return inet, {str(one.laddr) for one in unix if one.laddr}

@@ -465,9 +465,10 @@ class GroupState:
         """
         counted: list[tuple[Pod, int]] = []
         for _, old, new in changes:
-            if old is not None and _counts(old):
+            # As `_counts`, which would be called three times for each pod that is bound.
+            if old is not None and (old.status.phase != _PENDING or old.spec.scheduling_gates):
                 counted.append((old, -1))
-            if new is not None and _counts(new):
+            if new is not None and (new.status.phase != _PENDING or new.spec.scheduling_gates):
                 counted.append((new, 1))
         if counted:
             self._count_all(counted)

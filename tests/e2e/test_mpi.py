@@ -16,6 +16,9 @@ RING = Path(__file__).with_name("mpi_ring.py")
 ENVIRONMENTS = [Path(one) for one in os.environ.get("BATCHQ_MPI", "").split(":") if one]
 BIN = Path(sys.executable).parent
 SMALL = ("--cpus", "2", "--grace", "1s")
+#: With one rank on each of two hosts that are one machine, a component of Open MPI 5 hangs in the
+#: first collective operation, whatever starts the ranks.
+ONE_MACHINE = {"OMPI_MCA_coll": "^han"}
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -67,9 +70,16 @@ def test_hosts_have_a_slot_for_each_cpu_in_both_notations(pair: Machine) -> None
 
 
 @pytest.mark.skipif(not ENVIRONMENTS, reason="BATCHQ_MPI names no environments with MPI and mpi4py")
+@pytest.mark.parametrize("ranks", [4, 2])
 @pytest.mark.parametrize("place", ENVIRONMENTS, ids=lambda place: place.name)
-def test_a_token_passes_through_all_ranks_on_both_nodes(pair: Machine, place: Path) -> None:
-    variables = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", **ROOT}
-    words = (str(place / "bin" / "mpiexec"), "-n", "4", str(place / "bin" / "python"), str(RING))
-    said = within(pair, f"ring-{place.name}", *words, **variables)
-    assert "passed [0, 1, 2, 3] on ['n1', 'n2']" in said
+def test_a_token_passes_through_all_ranks_on_both_nodes(
+    pair: Machine, place: Path, ranks: int
+) -> None:
+    variables = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", **ROOT, **ONE_MACHINE}
+    words = [str(place / "bin" / "mpiexec"), "-n", str(ranks)]
+    # MPICH fills a host before the next.
+    words += ["-ppn", "1"] if ranks == 2 and (place / "bin" / "mpiexec.hydra").exists() else []
+    words += ["--map-by", "node"] if ranks == 2 and (place / "bin" / "prterun").exists() else []
+    words += [str(place / "bin" / "python"), str(RING)]
+    said = within(pair, f"ring-{place.name}-{ranks}", *words, **variables)
+    assert f"passed {list(range(ranks))} on ['n1', 'n2']" in said

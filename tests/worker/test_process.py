@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,6 @@ import pytest
 
 from batchq.api.node_report import PodAttempt
 from batchq.worker.host.device_pool import DevicePool, inherited_locks
-from batchq.worker.host.gpu_tools import FoundDevices
 from batchq.worker.host.node_resources import ProcessBounds
 from batchq.worker.workhorse.process import Command, NotStarted, send_to_group, start
 from tests.daemon.waiting import until
@@ -80,16 +80,26 @@ def test_a_command_keeps_the_locks_of_its_devices_while_it_lives(
     command.send(signal.SIGKILL)
     command.reap()
     command.close()
-    found = FoundDevices(devices=tuple(devices))
-    until(lambda: other.update(found))
+    until(other.lock_released)
     assert other.offer({})["gpu"] == 1000
+
+
+def locks_of(pool: DevicePool) -> list[socket.socket]:
+    found: list[socket.socket] = []
+
+    def share(lock: socket.socket) -> bool:
+        found.append(lock)
+        return True
+
+    pool.share_locks(share)
+    return found
 
 
 def test_a_lock_that_was_not_inherited_is_not_passed_on(
     make_pool: Callable[..., DevicePool],
 ) -> None:
     one, other = make_pool(gpus(1)), make_pool(gpus(1))
-    [mine], [another] = one.locks(), other.locks()
+    [mine], [another] = locks_of(one), locks_of(other)
     [device] = one.devices()
     assert inherited_locks({device.id: mine.fileno()}) == (mine.fileno(),)
     assert inherited_locks({device.id: another.fileno(), "GPU-gone": 10**6}) == ()
@@ -106,7 +116,7 @@ def test_a_command_receives_signals_that_its_work_horse_ignores() -> None:
     try:
         with started("sleep", "60") as command:
             command.send(signal.SIGINT)
-            assert select.select([command.pidfd], [], [], 10)[0]
+            assert select.select([command.pidfd], [], [], 60)[0]
     finally:
         signal.signal(signal.SIGINT, former)
 
@@ -115,14 +125,14 @@ def test_output_is_read_in_bounded_parts() -> None:
     with started("yes") as command:
         stdout = next(fd for fd, name in command.outputs.items() if name == "stdout")
         for _ in range(10):
-            select.select([stdout], [], [], 10)
+            select.select([stdout], [], [], 60)
             assert 0 < sum(len(part) for part in command.read(stdout)) <= 256 << 10
 
 
 def test_a_closed_output_is_forgotten() -> None:
     with started("sh", "-c", "exec >&-; sleep 60") as command:
         stdout = next(fd for fd, name in command.outputs.items() if name == "stdout")
-        select.select([stdout], [], [], 10)
+        select.select([stdout], [], [], 60)
         assert command.read(stdout) == []
         assert list(command.outputs.values()) == ["stderr"]
 

@@ -122,7 +122,7 @@ def test_next_respects_its_timeout(stage: Stage) -> None:
 
 def test_inside_the_block_it_is_renewed(stage: Stage, other: Client) -> None:
     submit(stage, "g")
-    with stage.client.external.claim("g", holder="w", ttl="1s") as claim:
+    with stage.client.external.claim("g", holder="w", ttl="6s") as claim:
         first = claim.group.status.claim.expires_at or 0
 
         def expires_at() -> int:
@@ -139,7 +139,7 @@ def test_a_stopped_claim_has_a_reason_and_leaving_the_block_releases_it(
     stage: Stage,
 ) -> None:
     submit(stage, "g")
-    with stage.client.external.claim("g", holder="w", ttl="1s") as claim:
+    with stage.client.external.claim("g", holder="w", ttl="6s") as claim:
         stage.client.suspend("g")
         stage.turn()
         assert claim.stopping.wait(SOON_S)
@@ -231,7 +231,7 @@ def test_whose_last_pod_has_succeeded_is_done_and_may_say_so_of_the_group_too(
     stage: Stage,
 ) -> None:
     submit(stage, "g", replicas=2)
-    with stage.client.external.claim("g", holder="w", ttl="1s") as claim:
+    with stage.client.external.claim("g", holder="w", ttl="6s") as claim:
         claim.report("succeeded", pod="a")
         claim.report("succeeded", pod="b")
         stage.turn()

@@ -154,9 +154,9 @@ def test_an_end_reported_after_the_eviction_is_refused_and_the_work_must_stop(
 def test_a_consumer_that_keeps_polling_renews_its_claims(stage: Stage, server: Server) -> None:
     submit(stage, "g", "h")
     with Client(server.url) as client:
-        consumer = client.external.consumer(holder="w", ttl="1s")
+        consumer = client.external.consumer(holder="w", ttl="3s")
         held = consumer.claim()
-        until_then = (held[0].group.status.claim.expires_at or 0) + 1_000
+        until_then = (held[0].group.status.claim.expires_at or 0) + 500
 
         def goes_on() -> bool:
             assert consumer.stopping(wait_s=0.05) == []

@@ -22,7 +22,7 @@ BROKEN = Path(__file__).with_name("broken_consumer.py")
 def check_broken(fault: str, promise: str) -> PromiseFinding:
     """Return the finding of the check about one promise, for a consumer with this fault."""
     [finding] = check_consumer(
-        [sys.executable, str(BROKEN), fault], tell=lambda _: None, only=[promise], patience_s=8
+        [sys.executable, str(BROKEN), fault], tell=lambda _: None, only=[promise], patience_s=20
     )
     return finding
 
@@ -62,7 +62,7 @@ def test_a_restarted_scheduler_finds_claims_and_reports_made_in_between(
         until(lambda: phase(client, "e") == phase(client, "f") == "InQueue")
         with (
             client.external.claim("e", holder="w", ttl="5s") as claim,
-            client.external.claim("f", holder="w", ttl="2s"),
+            client.external.claim("f", holder="w", ttl="5s"),
         ):
             claim.report("running")
             until(lambda: phase(client, "e") == "Running")

@@ -93,8 +93,8 @@ class ExecCommand(Struct, frozen=True, kw_only=True):
 class ExecRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request to a node: run a command in an attempt of a pod, for a session.
 
-    `user` is for whom it runs. `expires_at` is the server's time from which on the request is not
-    valid. `signature` is that of the HTTP API, for nodes that run pods under the accounts of their
+    It runs for `user`. From `expires_at` on, by the server's time, the request is not valid.
+    `signature` is that of the HTTP API, for nodes that run pods under the accounts of their
     owners.
     """
 

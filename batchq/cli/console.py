@@ -169,7 +169,7 @@ _FRAMES_AN_ACK = 4
 
 
 class Conversation:
-    """The user's side of one or more sessions, all of which get the input; a context manager.
+    """The user's side of one or more sessions, which all get the input; a context manager.
 
     Used by the main thread.
     """

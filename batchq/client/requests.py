@@ -314,11 +314,11 @@ class RequestWriter:
     def submit_likely(
         self, what: Submitted, fields: Mapping[str, Any], permit: Permit | None = None
     ) -> PodGroup | None:
-        """Submit one group, of which only what differs from a former one is checked, and return it
-        as stored.
+        """Submit one group, and return it as stored. Only its differences from a former group are
+        checked, and only queues are read.
 
-        Nothing but queues is read. None if the group cannot be accepted so; nothing is written
-        then, and planning it on the stored state tells why. `permit` is called with the group, and
+        Returns None and writes nothing if the group cannot be accepted in this way; a plan on the
+        stored state shows why. `permit` is called with the group, and
         may raise. See `Client.submit`.
         """
         uid = self._new_uid()

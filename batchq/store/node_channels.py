@@ -424,8 +424,8 @@ class WakeUpChannel:
         self._requests: list[bytes] = []
 
     def listen_to_requests(self, after: str) -> None:
-        """Also wait for requests that come after an entry, from the next `listen` on; for those of
-        a channel made anew if the entry is not in it.
+        """Also wait for requests that come after an entry, from the next `listen` on; if the
+        entry is gone, the channel is new, and all its requests count.
         """
         known = self._last_request
         if not known or place_in_stream(after) < place_in_stream(known):

@@ -309,7 +309,7 @@ def _guard(stored: object, transaction: Transaction) -> Write:
 
 
 class Overpromised(Struct, frozen=True, kw_only=True):
-    """A resource of which more is guaranteed below the root than the ready nodes have.
+    """A resource whose guarantees below the root exceed what the ready nodes have.
 
     `parts`: the guarantees of the queues just below the root, the largest first.
     """

@@ -645,8 +645,8 @@ class Slots:
         return ids, bool(left), found
 
     def _read(self, ids: Sequence[str], found: FoundJobs) -> list[PodJob]:
-        """Return the RQ jobs with these ids and their pods, of which some are `found`; a job
-        delivered twice counts once.
+        """Return the RQ jobs with these ids and their pods; `found` has some of them already. A job
+        that was delivered twice counts once.
         """
         names = list(dict.fromkeys(ids))
         unread = [job_id for job_id in names if job_id not in found]

@@ -379,8 +379,8 @@ def _fit(fitting: Sequence[Device], free: Mapping[str, int], units: int) -> dict
         if free[one.id] >= rest and one.id not in taken
     ]
     if rest and not shared:
-        # The scheduler counts the sum of the node, in which the fraction fits. Nothing enforces
-        # fractions, so it shares the emptiest device of which others hold parts, too.
+        # The fraction fits into the sum of the node, which is what the scheduler counts. Nothing
+        # enforces fractions, so it shares the emptiest device that is shared already.
         shared = [
             (-free[one.id], one.index, one.id)
             for one in fitting

@@ -28,7 +28,7 @@ _REPORT_DESCRIPTOR = "9"
 _OF_IMAGE = frozenset({"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "SHELL"})
 _INDICES = re.compile(r"[0-9]+(,[0-9]+)*")
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-#: Folders that programs expect, and of which an image has only the mount points.
+#: Folders that programs expect; an image has only their mount points.
 _SYSTEM = ("/proc", "/sys")
 _NAMES = ("/etc/resolv.conf", "/etc/hosts", "/etc/passwd", "/etc/group")
 _REPORTING = ("/bin/sh", "-c", f'exec "$@" {_REPORT_DESCRIPTOR}>"$0"')

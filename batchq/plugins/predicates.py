@@ -46,7 +46,9 @@ class Predicates:
         return None
 
     def predicate_for(self, session: Session, shape: TaskShape) -> Takes:
-        requests, is_shared = tuple(shape.requests.items()), shape.sharing is not None
+        if shape.sharing is not None:
+            return lambda nodes: [_takes_beside_others(shape, node) for node in nodes]
+        requests = tuple(shape.requests.items())
         #: Node -> whether it suits the shape, regardless of free resources; valid as long as its
         #: record.
         suits: dict[str, bool] = {}
@@ -57,9 +59,7 @@ class Predicates:
                 suited = suits.get(node.name)
                 if suited is None:
                     suited = suits[node.name] = _suits(shape, node)
-                if suited and is_shared:
-                    suited = not node.why_not_shared(shape) and not node.lacks(shape)
-                elif suited:
+                if suited:
                     free = node.free
                     for name, units in requests:
                         if units > free.get(name, 0):
@@ -78,6 +78,10 @@ class Predicates:
             return taken
 
         return takes
+
+
+def _takes_beside_others(shape: TaskShape, node: NodeState) -> bool:
+    return _suits(shape, node) and not node.why_not_shared(shape) and not node.lacks(shape)
 
 
 def _why_lacking(resource: str, node: NodeState) -> str:

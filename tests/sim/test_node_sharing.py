@@ -225,9 +225,10 @@ def test_a_node_gets_at_most_so_many_pods_of_a_group() -> None:
 def test_a_gang_that_needs_more_nodes_than_there_are_says_so() -> None:
     came = outcome(*THREE, group("wide", 4, 1, created=1, maxPodsPerNode=1))
     (reason,) = of(came, "wide").reasons
-    assert (reason.reason, reason.message) == (
-        "ExceedsCapacity",
-        "not even empty nodes take it: 4 pods do not fit together on empty nodes",
+    assert reason.reason == "ExceedsCapacity"
+    assert reason.message == (
+        "not even empty nodes take it: 4 pods do not fit together on empty nodes with at most 1 pod"
+        " each"
     )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
+from batchq.api.notation import counted
 from batchq.api.reasons import Verdict
 from batchq.api.resources import Amounts, describe_quantity, larger
 from batchq.core.placement.node_order import takes_for
@@ -170,7 +171,9 @@ def _why_not(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> st
 
 def _too_many(gang: Gang) -> str:
     pods = sum(count for _, count in gang)
-    return f"{pods} pods do not fit together on empty nodes"
+    sharing = gang[0][0].sharing
+    limit = f" with at most {counted(sharing.most, 'pod')} each" if sharing and sharing.most else ""
+    return f"{pods} pods do not fit together on empty nodes{limit}"
 
 
 def _fit(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> bool:

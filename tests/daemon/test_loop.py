@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from statistics import median
 
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
@@ -194,8 +196,10 @@ def test_the_loop_wakes_when_something_is_due() -> None:
 def test_an_overdue_instant_does_not_make_the_loop_spin() -> None:
     turns = Turns(lambda _: TurnReport(due_in_ms=-5))
     with running(turns, period_ms=50):
-        until(lambda: turns.count == 3)
-    assert turns.began[2] - turns.began[0] >= 0.09
+        until(lambda: turns.count >= 9)
+    gaps = [after - before for before, after in pairwise(turns.began)]
+    # A turn that came late is followed by one that is on time.
+    assert median(gaps) >= 0.025
 
 
 def test_a_loop_that_a_clock_put_off_is_pushed_on() -> None:

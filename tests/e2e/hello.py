@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 
-_WITHIN_S = 30.0
+_WITHIN_S = 90.0
 
 
 def main() -> int:

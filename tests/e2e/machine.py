@@ -4,6 +4,7 @@ processes.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -286,6 +287,19 @@ def pods_of(client: Client, name: str) -> list[Pod]:
 def phase(client: Client, name: str) -> str:
     """Return the phase of a group."""
     return str(group(client, name).status.phase)
+
+
+def process_group_of_a_pod(machine: Machine, node: str) -> int:
+    """Return the process group of a pod on a node, once the node has recorded one."""
+    found: list[int] = []
+
+    def has_started() -> bool:
+        runs = (machine.home.run / node).glob("*.json")
+        found[:] = filter(None, (json.loads(run.read_text())["group"] for run in runs))
+        return bool(found)
+
+    until(has_started, what="a process of a pod is recorded")
+    return found[0]
 
 
 def kill(pid: int) -> None:

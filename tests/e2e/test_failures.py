@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +14,15 @@ import yaml
 from batchq.daemon import detached
 from batchq.daemon import embedded_server as embedded
 from tests.e2e.diary import Diary, command
-from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
+from tests.e2e.machine import (
+    Machine,
+    group,
+    kill,
+    phase,
+    pods_of,
+    process_group_of_a_pod,
+    until,
+)
 
 TENTHS = 25
 
@@ -46,8 +53,7 @@ class Scene:
 
     def kill_a_work_horse(self) -> None:
         """Kill the work-horse of one pod; the agent lives on."""
-        [run, *_] = (self.machine.home.root / "run" / "n1").glob("*.json")
-        horse = psutil.Process(json.loads(run.read_text())["group"]).parent()
+        horse = psutil.Process(process_group_of_a_pod(self.machine, "n1")).parent()
         assert horse is not None
         assert horse.ppid() == self.agent.pid
         kill(horse.pid)

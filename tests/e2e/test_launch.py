@@ -15,20 +15,32 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.client import Client
 from batchq.daemon import detached
 from tests.e2e import hello
-from tests.e2e.machine import QUICK, Machine, group, kill, phase, pods_of, until
+from tests.e2e.machine import (
+    QUICK,
+    Machine,
+    group,
+    kill,
+    phase,
+    pods_of,
+    process_group_of_a_pod,
+    until,
+)
 from tests.tidy.command_lines import commands_in
 from tests.tidy.source import ROOT
 
 HELLO = (sys.executable, hello.__file__)
+#: On a busy machine, or while an agent is stopped, a node stays, and a gang keeps its places.
+PATIENT = QUICK.replace("nodeTimeout: 3s", "nodeTimeout: 10m").replace("20s", "10m")
+LONG_LEASE = ("--lease", "60s")
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Machine]:
     """A machine with two agents, each with room for two pods, which no test kills."""
     with Machine() as made:
-        made.up()
-        made.agent("n1", "cpu=2,memory=512Mi")
-        made.agent("n2", "cpu=2,memory=512Mi")
+        made.up(config=made.file("patient.yaml", PATIENT))
+        for name in ("n1", "n2"):
+            made.agent(name, "cpu=2,memory=512Mi", options=LONG_LEASE)
         yield made
 
 
@@ -147,8 +159,7 @@ class Scene:
 
 def kill_a_rank(scene: Scene, client: Client) -> None:
     node = pods_of(client, "gang")[2].status.node
-    [run, *_] = (scene.machine.home.root / "run" / node).glob("*.json")
-    kill(json.loads(run.read_text())["group"])
+    kill(process_group_of_a_pod(scene.machine, node))
 
 
 def kill_an_agent(scene: Scene, _client: Client) -> None:
@@ -175,10 +186,6 @@ def test_a_gang_that_loses_a_rank_starts_again_whole(
 
 
 # --- while a gang meets ---------------------------------------------------------------------------
-
-
-#: An agent that is stopped for the length of a test keeps its node, and the gang its places.
-PATIENT = QUICK.replace("nodeTimeout: 3s", "nodeTimeout: 10m").replace("20s", "10m")
 
 
 class MeetingScene(Scene):
@@ -268,9 +275,9 @@ SUBMISSIONS = [words for words in commands_in(PAGE) if words[:2] == ["batchq", "
 def lab() -> Iterator[Machine]:
     """A machine with 32 GPUs by its own account, and stand-ins for torchrun and the user's file."""
     with Machine() as made:
-        made.up()
+        made.up(config=made.file("patient.yaml", PATIENT))
         for name in ("n1", "n2"):
-            made.agent(name, "cpu=2,memory=512Mi,gpu=16")
+            made.agent(name, "cpu=2,memory=512Mi,gpu=16", options=LONG_LEASE)
         made.file("train.py", Path(hello.__file__).read_text())
         torchrun = made.file("torchrun", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         torchrun.chmod(0o755)

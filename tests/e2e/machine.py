@@ -40,6 +40,10 @@ recoveryTimeout: 20s
 #: The pids and parents that pods print are valid outside.
 _AGENT_OF_PIDS = ("--containment", "subreaper")
 QUICK_AGENT = (*_AGENT_OF_PIDS, "--beat", "500ms", "--lease", "2s", "--drain-timeout", "0s")
+#: For tests in which no node is to be lost: on a busy machine, or while an agent is stopped, the
+#: node stays, and a gang keeps its places.
+PATIENT = QUICK.replace("nodeTimeout: 3s", "nodeTimeout: 10m").replace("20s", "10m")
+LONG_LEASE = ("--lease", "60s")
 COMMAND_WITHIN_S = 90.0
 #: After this time, processes are asked to end a second time. An agent kills its pods then, which
 #: may have a long grace.

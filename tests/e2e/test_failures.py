@@ -15,6 +15,8 @@ from batchq.daemon import detached
 from batchq.daemon import embedded_server as embedded
 from tests.e2e.diary import Diary, command
 from tests.e2e.machine import (
+    LONG_LEASE,
+    PATIENT,
     Machine,
     group,
     kill,
@@ -46,8 +48,9 @@ class Scene:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.diary = machine.root / "diary"
-        machine.up()
-        self.agent = machine.agent("n1")
+        self._config = machine.file("patient.yaml", PATIENT)
+        machine.up(config=self._config)
+        self.agent = machine.agent("n1", options=LONG_LEASE)
         machine.submit(gang(self.diary))
         until(lambda: len(Diary(self.diary).count("alive")) == 2, what="both pods run")
 
@@ -62,21 +65,21 @@ class Scene:
         """Kill the agent and start it again, as its supervisor would."""
         kill(self.agent.pid)
         self.agent.wait()
-        self.agent = self.machine.agent("n1")
+        self.agent = self.machine.agent("n1", options=LONG_LEASE)
 
     def kill_the_scheduler(self) -> None:
         """Kill the scheduler and start it again."""
         record = detached.read_record(self.machine.home.run / "scheduler.json")
         assert record is not None
         kill(record.pid)
-        self.machine.up()
+        self.machine.up(config=self._config)
 
     def kill_the_server(self) -> None:
         """Kill the server and start it again; acknowledged writes are in its file."""
         server = embedded.running_server(self.machine.home)
         assert server is not None
         kill(server.pid)
-        self.machine.up()
+        self.machine.up(config=self._config)
 
 
 @pytest.mark.parametrize(

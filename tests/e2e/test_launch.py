@@ -16,6 +16,8 @@ from batchq.client import Client
 from batchq.daemon import detached
 from tests.e2e import hello
 from tests.e2e.machine import (
+    LONG_LEASE,
+    PATIENT,
     QUICK,
     Machine,
     group,
@@ -29,9 +31,6 @@ from tests.tidy.command_lines import commands_in
 from tests.tidy.source import ROOT
 
 HELLO = (sys.executable, hello.__file__)
-#: On a busy machine, or while an agent is stopped, a node stays, and a gang keeps its places.
-PATIENT = QUICK.replace("nodeTimeout: 3s", "nodeTimeout: 10m").replace("20s", "10m")
-LONG_LEASE = ("--lease", "60s")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ one machine. A home is closed to other users, and trusted only if no other user 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pwd
 import re
@@ -87,6 +86,9 @@ class Home:
     def _socket_at(self, inside: Path, *, suffix: str) -> Path:
         if len(os.fsencode(inside)) <= LONGEST_SOCKET_PATH_BYTES:
             return inside
+        # Few folders are so deep, and its import takes as long as those of many modules.
+        import hashlib
+
         digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
         return short_folder() / f"{digest}{suffix}.sock"
 

@@ -8,6 +8,7 @@ machine affects both.
 from __future__ import annotations
 
 import asyncio
+import compileall
 import os
 import resource
 import statistics
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import redis
 
+import batchq
 from batchq.api.access import parse_binding
 from batchq.api_session import ApiCredentials
 from batchq.client import Client
@@ -41,6 +43,8 @@ _ROOT = Actor(user="benchmark", via="redis")
 
 
 def main() -> None:
+    # Installed modules are compiled; those of a clone may not be.
+    compileall.compile_dir(*batchq.__path__, quiet=1)
     # Each watcher has a connection.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

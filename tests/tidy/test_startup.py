@@ -175,7 +175,7 @@ def test_a_table_of_groups_over_the_http_api_loads_no_types(
         r"batchq(\.errors|\.paths|\.api_session|\.api(\.printable)?"
         r"|\.cli(\.(__main__|main|jobs|output(\.(options|render|terminal))?))?)?"
     )
-    slow = {"msgspec", "platformdirs", "rich", "yaml"}
+    slow = {"hashlib", "msgspec", "platformdirs", "rich", "shutil", "yaml"}
     too_much = sorted(
         name
         for name in loaded - least

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -77,6 +76,8 @@ class TableWriter:
         shown = table.narrowed(wide=self._wide)
         begun, self._is_begun = self._is_begun, True
         if is_terminal():
+            import shutil
+
             columns = shutil.get_terminal_size().columns
             for line in fitted(shown, columns, color=has_colors())[begun:]:
                 paint(line)

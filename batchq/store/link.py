@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import redis
 from redis import exceptions as broken
 from redis.backoff import NoBackoff
+from redis.client import Pipeline
 from redis.retry import Retry
 
 from batchq import __version__
@@ -157,12 +158,74 @@ def _try_eval(client: redis.Redis) -> None:
     client.eval("return 1", 0)
 
 
+class DirectClient(redis.Redis):
+    """A client that sends a command and reads its answer, and leaves retries to its owner.
+
+    redis-py spends as much on retries and metrics that are switched off as on the command itself.
+    """
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """See `redis.Redis`."""
+        with _Borrowed(self.connection_pool) as connection:
+            connection.send_command(*args, **options)
+            return self.parse_response(connection, args[0], **options)  # type: ignore[no-untyped-call]
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
+        """See `redis.Redis`."""
+        if transaction:
+            return super().pipeline(transaction, shard_hint)
+        return DirectPipeline(self.connection_pool, self.response_callbacks, False, shard_hint)
+
+
+class DirectPipeline(Pipeline):
+    """The same for several commands that are no transaction."""
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        """See `redis.Redis`."""
+        stack, answers = self.command_stack, []
+        if not stack:
+            return []
+        try:
+            with _Borrowed(self.connection_pool) as connection:
+                connection.send_packed_command(connection.pack_commands([one for one, _ in stack]))
+                for words, options in stack:
+                    try:
+                        answer = self.parse_response(connection, words[0], **options)  # type: ignore[no-untyped-call]
+                    except broken.ResponseError as error:
+                        answer = error
+                    answers.append(answer)
+            if raise_on_error:
+                self.raise_first_error(stack, answers)  # type: ignore[no-untyped-call]
+        finally:
+            self.reset()
+        return answers
+
+
+class _Borrowed:
+    """A connection of a pool, which is closed if it breaks. Not a generator, which costs more."""
+
+    __slots__ = ("_connection", "_pool")
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def __enter__(self) -> Any:
+        self._connection = self._pool.get_connection()
+        return self._connection
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # The answer to an interrupted command must not be taken for that of the next.
+        if kind is not None and not issubclass(kind, broken.ResponseError):
+            self._connection.disconnect()
+        self._pool.release(self._connection)
+
+
 def new_client(
     url: str,
     *,
     retry: Retry,
     socket_timeout: float,
-    kind: type[redis.Redis] = redis.Redis,
+    kind: type[redis.Redis] = DirectClient,
     **options: Any,
 ) -> redis.Redis:
     """Return a client that connects on first use. Raises InvalidInput for a malformed URL."""
@@ -425,10 +488,13 @@ class Link:
     ) -> T:
         while True:
             patience = self._patience
+            thread = threading.get_ident()
+            # As `waiting` does; a context manager would cost as much as a short command.
+            self._asking_since[thread] = time.monotonic()
             try:
-                with self.waiting():
-                    answer = self._ask(client, question, tries)
+                answer = self._ask(client, question, tries)
             except StoreUnavailable as error:
+                self._asking_since.pop(thread, None)
                 if self._closing.is_set():
                     # The user has left; another thread was still waiting.
                     raise
@@ -436,6 +502,8 @@ class Link:
                 if wait_s is None or self._closing.wait(wait_s):
                     raise
                 continue
+            finally:
+                self._asking_since.pop(thread, None)
             if patience is not None:
                 patience.answered()
             return answer

@@ -12,11 +12,13 @@ from urllib.parse import unquote
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.errors import InvalidInput, StoreUnavailable
 from batchq.paths import Home, default_url
-from batchq.store.link import Link, check_info
+from batchq.store.link import DirectPipeline, Link, check_info, close_client, new_client
 from batchq.store.redis import RedisStore, open_store
 from batchq.store.rq_link import rq_connection
 from batchq.store.urls import quoted, shown
@@ -305,3 +307,39 @@ def test_a_server_that_repeats_a_password_is_not_quoted(secret: str) -> None:
     text = f"ERR unknown command 'AUTH', with args beginning with: '{unquote(secret)}'"
     shown = quoted(text, f"redis://me:{secret}@127.0.0.1:1/0")
     assert shown == "(not repeated: the user or the password of the URL is in it)"
+
+
+def test_an_interrupted_pipeline_leaves_no_answer_for_the_next_command(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    client.set("other", "3")
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    pipeline = client.pipeline(transaction=False)
+    # Its answer comes after the next command was sent, so that the pool cannot see it before.
+    pipeline.blpop(["nothing"], timeout=0.2)
+    with monkeypatch.context() as patched:
+        patched.setattr(DirectPipeline, "parse_response", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.execute()
+    assert client.get("other") == b"3"
+    assert pipeline.execute() == []
+    close_client(client)
+
+
+def test_each_command_of_a_pipeline_has_its_own_answer_or_error(server: Server) -> None:
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    client.set("text", "1")
+    pipeline = client.pipeline(transaction=False)
+    for _ in range(2):
+        pipeline.hget("text", "field")
+        pipeline.get("text")
+        answers = pipeline.execute(raise_on_error=False)
+        assert [type(answers[0]), answers[1]] == [redis.ResponseError, b"1"]
+    pipeline.hget("text", "field")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        pipeline.execute()
+    close_client(client)

@@ -56,6 +56,26 @@ def test_an_exclusive_group_waits_for_an_empty_node() -> None:
     assert starts(outcome(*world))["whole-t-0"] == 30
 
 
+@pytest.mark.parametrize(
+    ("cpu", "edit", "expected"),
+    [(2, {"exclusive": True}, ["n1", "n1"]), (1, {"maxPodsPerNode": 1}, ["n1", "n2"])],
+)
+def test_a_waiting_group_is_placed_by_its_edited_spec(
+    cpu: int, edit: dict[str, object], expected: list[str]
+) -> None:
+    waits = {"suspend": True, "runtime": "10s"}
+    came = outcome(
+        *THREE[:2],
+        *occupied("n2", 1, 30),
+        timeline(
+            applies(1, group("edited", 2, cpu, **waits)),
+            applies(2, group("edited", 2, cpu, **waits, **edit)),
+            {"at": "3s", "resume": "default/edited"},
+        ),
+    )
+    assert places(came, "edited") == expected
+
+
 def test_a_pod_that_asks_for_nothing_keeps_off_too() -> None:
     world = (node("n1"), alone("whole", runtime="20s"), group("free", 1, 0, created=2))
     assert starts(outcome(*world))["free-t-0"] == 20

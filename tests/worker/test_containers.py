@@ -121,7 +121,8 @@ def test_enroot_changes_the_folder_inside() -> None:
 def test_podman_gets_the_gpus_of_the_pod_and_no_cgroup_of_its_own() -> None:
     found = contained(PROGRAM, Container(image="registry.example/torch:2"), HOST)
     assert found.argv == (
-        *("/usr/bin/tool", "run", "--rm", "--network=host", "--ipc=host", "--pid=host"),
+        *("/usr/bin/tool", "run", "--rm", "--interactive"),
+        *("--network=host", "--ipc=host", "--pid=host"),
         *("--cgroups=disabled", "--userns=keep-id", "--log-driver=none", "--entrypoint="),
         *("--volume", "/run/n1:/run/n1:ro", "--volume", "/work:/work:rw", "--workdir", "/work"),
         *("--device", "nvidia.com/gpu=GPU-c", "--device", "nvidia.com/gpu=GPU-d"),

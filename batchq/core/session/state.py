@@ -130,7 +130,8 @@ class GroupState:
         self.sharing: Sharing | None = None
         if spec.exclusive or spec.pack or spec.max_pods_per_node is not None:
             self.sharing = sharing_of(spec, record.metadata.uid)
-            if former is None or shape is not former.own_shape:
+            # An edited group may still have the shape of groups without this.
+            if any(one.sharing != self.sharing for one in self.own_shape.tasks):
                 self.own_shape = shape_sharing(self.own_shape, self.sharing)
         #: The labels of the nodes to which its pods are confined. `given_shape` respects these,
         #: and `shape` also gates of single pods.

@@ -195,7 +195,8 @@ def _by_podman(program: PodProgram, container: Container, host: ContainerHost) -
     """Its container is no child of it, but without a cgroup of its own it stays below the
     work-horse, which adopts and ends it.
     """
-    words = [host.program, "run", "--rm", "--network=host", "--ipc=host", "--pid=host"]
+    words = [host.program, "run", "--rm", "--interactive"]
+    words += ["--network=host", "--ipc=host", "--pid=host"]
     words += ["--cgroups=disabled", "--userns=keep-id", "--log-driver=none", "--entrypoint="]
     for source, target, is_read_only in _mounts(container, host):
         words += ["--volume", f"{source}:{target}:{'ro' if is_read_only else 'rw'}"]

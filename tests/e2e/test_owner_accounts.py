@@ -446,6 +446,22 @@ def test_a_container_runs_as_the_owner(usual: Site, client: Client) -> None:
     assert "mem" not in lines
 
 
+def test_an_open_input_is_that_of_the_owners_pod(usual: Site, client: Client) -> None:
+    script = shell("read line </dev/stdin", "echo $line", "exec sleep 600")
+    usual.submit("alice", "listens", *script, stdin=True)
+    until(lambda: phase(client, "listens") == "Running")
+    words = ("--as", "alice", "--because", "test", "attach", "listens-w-0")
+    with Terminal(
+        [sys.executable, "-P", "-m", "batchq.cli", *words],
+        env=os.environ | {"BATCHQ_SERVER": f"unix:{usual.api.socket}", "BATCHQ_HOME": "/nowhere"},
+        cwd=usual.root,
+    ) as terminal:
+        terminal.type("said\n")
+        until(lambda: usual.output(client, "listens") == "said")
+        client.cancel("listens")
+        assert terminal.ended() == 0
+
+
 def test_a_folder_that_the_owner_may_not_enter_is_named(usual: Site, client: Client) -> None:
     closed = usual.root / "closed"
     closed.mkdir(mode=0o700)

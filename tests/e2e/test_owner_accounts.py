@@ -31,6 +31,7 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod
 from batchq.client import Client
 from batchq.client.access_control import Actor, Delegate
+from batchq.errors import Conflict
 from batchq.worker.host.cgroup import PodCgroup, Unusable, own_cgroup
 from batchq.worker.host.node_resources import runtime_labels
 from tests.e2e.machine import QUICK, QUICK_AGENT, group, phase, pods_of, until
@@ -528,10 +529,20 @@ def test_a_pod_without_an_account_fails_with_one_sentence(usual: Site, client: C
 
 def test_a_signed_group_whose_command_was_changed_does_not_run(usual: Site, client: Client) -> None:
     usual.submit("alice", "changed", "true", suspend=True)
-    before = group(client, "changed")
-    template = structs.replace(before.spec.tasks[0].template, command=("id",))
-    task = structs.replace(before.spec.tasks[0], template=template)
-    client.apply([structs.replace(before, spec=structs.replace(before.spec, tasks=(task,)))])
+
+    def changes() -> bool:
+        before = group(client, "changed")
+        template = structs.replace(before.spec.tasks[0].template, command=("id",))
+        task = structs.replace(before.spec.tasks[0], template=template)
+        edited = structs.replace(before, spec=structs.replace(before.spec, tasks=(task,)))
+        try:
+            client.apply([edited])
+        except Conflict:
+            # The scheduler has written its status meanwhile.
+            return False
+        return True
+
+    until(changes, what="the command is changed")
     client.resume("changed")
     pod = usual.ended(client, "changed")
     assert pod.status.exit_code == 126

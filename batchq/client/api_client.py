@@ -71,7 +71,14 @@ from batchq.client.request import (
     decoded,
     key_named,
 )
-from batchq.errors import BatchqError, InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
+from batchq.errors import (
+    BatchqError,
+    Conflict,
+    InvalidInput,
+    NotFound,
+    StoreUnavailable,
+    WaitTimedOut,
+)
 
 if TYPE_CHECKING:
     from batchq.client.checks import Checks, Gates
@@ -331,13 +338,15 @@ class ApiClient(Client):
         drafts, manifests = self._similar
         try:
             group = drafts.draft_of(what, fields, self._ids.new_uid()[-5:]).group
-            manifest = manifests.of(group)
-            asked = {"verb": "submit", "objects": [manifest]}
-            [row] = self._post("/v1/requests", asked, kind=_AppliedRows).items
-        except StoreUnavailable:
-            raise
         except BatchqError:
-            # Nothing was submitted. The whole request says why, or succeeds with another name.
+            # The check of the whole request says why.
+            return None
+        manifest = manifests.of(group)
+        asked = {"verb": "submit", "objects": [manifest]}
+        try:
+            [row] = self._post("/v1/requests", asked, kind=_AppliedRows).items
+        except Conflict:
+            # Another generated name may be free.
             return None
         return stored_group(group, manifest, row.object)
 

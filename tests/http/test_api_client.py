@@ -16,7 +16,7 @@ from batchq.api_session import ApiCredentials, ApiSession
 from batchq.client.api_client import ApiClient
 from batchq.client.api_submission import ApiSubmission
 from batchq.client.submission import GROUPS_A_BATCH
-from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, StoreUnavailable
+from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, NotFound, StoreUnavailable
 from batchq.http.limits import Rate
 from batchq.system import RandomIds
 from tests.client.stage import Stage
@@ -58,6 +58,22 @@ def test_a_request_that_is_refused_before_it_is_sent_whole_says_why(client: ApiC
     with pytest.raises(BatchqError, match=r"the body has 200\d+ bytes; expected at most 8388608"):
         client.submit(command=["true"], name="large", annotations=annotations)
     assert list(client.list("PodGroup")) == []
+
+
+def test_a_refused_submission_is_asked_once(
+    client: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    post = client._post
+
+    def counted(path: str, *given: Any, **named: Any) -> Any:
+        asked.append(path)
+        return post(path, *given, **named)
+
+    monkeypatch.setattr(client, "_post", counted)
+    with pytest.raises(NotFound, match="no-queue"):
+        client.submit(command=["true"], queue="no-queue")
+    assert asked == ["/v1/requests"]
 
 
 def test_similar_groups_are_returned_as_they_are_stored(client: ApiClient, stage: Stage) -> None:

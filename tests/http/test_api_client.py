@@ -16,7 +16,7 @@ from batchq.api_session import ApiCredentials, ApiSession
 from batchq.client.api_client import ApiClient
 from batchq.client.api_submission import ApiSubmission
 from batchq.client.submission import GROUPS_A_BATCH
-from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, NotFound, StoreUnavailable
+from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, StoreUnavailable
 from batchq.http.limits import Rate
 from batchq.system import RandomIds
 from tests.client.stage import Stage

@@ -26,6 +26,9 @@ _LEAST_BYTES = 2 * 1024
 #: A side without other frames sends a ping this often.
 PING_S = 2.0
 SILENCE_S = 15.0
+#: A node that has never heard of a terminal detaches it after this time: it may have left before
+#: its node could hear of it.
+UNHEARD_S = 6.0
 #: How long a node may take to answer a request for a command, and how long a request is valid.
 ANSWER_S = 10.0
 REQUEST_TTL_MS = 30_000
@@ -33,6 +36,8 @@ REQUEST_TTL_MS = 30_000
 MOST_COMMAND_BYTES = 32 * 1024
 _MOST_CELLS = 65_535
 _LONGEST_TERM = 64
+#: The message of an end: the input of the pod has a user.
+INPUT_IS_TAKEN = "another terminal is attached to the input of the pod"
 
 #: From the user: input, the end of the input, a size of the terminal (`ROWS COLUMNS`), a signal
 #: (its number). From the node: both outputs, and the end. From both: the number of the last frame

@@ -16,7 +16,7 @@ import tty
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic
 from types import FrameType
 from typing import Any
@@ -26,6 +26,7 @@ from batchq.api.exec_session import (
     FRAME_BYTES,
     PING_S,
     SILENCE_S,
+    WINDOW_BYTES,
     ExecEnd,
     ExecFrame,
     SendWindow,
@@ -37,6 +38,8 @@ from batchq.errors import BatchqError, Conflict, StoreUnavailable
 
 _TURN_MS = 200
 _RECEIVE_S = 1.0
+#: How long the end of a session waits for a node that has not answered yet.
+_LEAVING_S = 3.0
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 #: Signals that end the conversation.
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -61,6 +64,7 @@ class Speaker:
         self.error: BaseException | None = None
         self.heard_at = monotonic()
         self.has_answered = False
+        self._has_heard = Event()
         self._session = session
         self._wake = wake
         self._prefix = prefix
@@ -102,8 +106,12 @@ class Speaker:
                 f" {longest_s:.0f} s"
             )
 
-    def close(self) -> None:
-        """Close the session. The node hears that its end is known, or that the user has left."""
+    def close(self, *, within_s: float = 0.0) -> None:
+        """Close the session. The node hears that its end is known, or that the user has left: of
+        that only once it has answered, for which this waits.
+        """
+        if not self.is_over:
+            self._has_heard.wait(max(0.0, within_s))
         self._is_closing = True
         if not isinstance(self.error, StoreUnavailable):
             with suppress(BatchqError):
@@ -118,12 +126,14 @@ class Speaker:
             while not self._is_closing:
                 for frame in self._session.receive(_RECEIVE_S):
                     self.heard_at, self.has_answered = monotonic(), True
+                    self._has_heard.set()
                     self._frames.put(frame)
                     if frame.kind == "end":
                         return
         except BatchqError as error:
             if not self._is_closing:
                 self.error = error
+                self._has_heard.set()
                 self._frames.put(None)
                 self._wake()
 
@@ -183,6 +193,10 @@ class Conversation:
         self.passed_on = 0
         self._has_terminal = has_terminal
         self._reads_input = has_input
+        #: The input of the latest session; None if it is too long to be given again.
+        self._given: bytes | None = b""
+        #: Input for the next session, of one in which nothing has read it.
+        self._again: bytes | None = None
         self._is_resized = self._is_to_stop = False
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._before: dict[int, Any] = {}
@@ -206,11 +220,13 @@ class Conversation:
         self._restore()
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        give_up_at = monotonic() + _LEAVING_S
         for speaker in self.speakers:
-            speaker.close()
+            speaker.close(within_s=give_up_at - monotonic())
 
     def join(self, session: CommandSession, label: str, *, prefix: bytes = b"") -> Speaker:
         """Add a session."""
+        self._given = b""
         speaker = Speaker(session, label, self.wake, prefix=prefix)
         self.speakers.append(speaker)
         return speaker
@@ -219,6 +235,15 @@ class Conversation:
         """Close a session, and send nothing to it any more."""
         self.speakers.remove(speaker)
         speaker.close()
+
+    def give_again(self) -> bool:
+        """Give the input of the latest session to the next one, too, since nothing has read it.
+        Return False if it is too long.
+        """
+        if self._given is None:
+            return False
+        self._again = self._given + (self._again or b"")
+        return True
 
     def wake(self) -> None:
         """Wake the main thread."""
@@ -239,6 +264,8 @@ class Conversation:
         if self._is_resized:
             self._is_resized = False
             self.send("size", str(terminal_size()).encode())
+        if self._again is not None and self._is_heard():
+            self._pass_on_again(self._again)
         if _STDIN in found:
             self._pass_input_on()
         for speaker in self.speakers:
@@ -250,12 +277,21 @@ class Conversation:
             speaker.send(kind, data)
 
     def _takes_input(self) -> bool:
+        return self._reads_input and self._again is None and self._is_heard()
+
+    def _is_heard(self) -> bool:
+        """Whether all commands can get input now."""
         listening = [one for one in self.speakers if not one.is_over]
-        return (
-            self._reads_input
-            and bool(listening)
-            and all(one.has_answered and one.window.has_room() for one in listening)
+        return bool(listening) and all(
+            one.has_answered and one.window.has_room() for one in listening
         )
+
+    def _pass_on_again(self, data: bytes) -> None:
+        self._given, self._again = data, None
+        for start in range(0, len(data), FRAME_BYTES):
+            self.send("stdin", data[start : start + FRAME_BYTES])
+        if not self._reads_input:
+            self.send("eof")
 
     def _pass_input_on(self) -> None:
         try:
@@ -264,6 +300,9 @@ class Conversation:
             # The terminal is gone.
             data = b""
         if data:
+            if self._given is not None:
+                is_short = len(self._given) + len(data) <= WINDOW_BYTES
+                self._given = self._given + data if is_short else None
             self.send("stdin", data)
         else:
             self._reads_input = False

@@ -10,7 +10,13 @@ from time import monotonic, sleep
 import click
 from msgspec import UNSET
 
-from batchq.api.exec_session import ExecCommand
+from batchq.api.exec_session import (
+    INPUT_IS_TAKEN,
+    SILENCE_S,
+    UNHEARD_S,
+    ExecCommand,
+    ExecEnd,
+)
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod, PodGroup
 from batchq.cli.console import (
@@ -30,6 +36,8 @@ from batchq.errors import Conflict, NotFound, UsageError
 #: How long a pod that is Running may take to start on its node.
 EARLY_S = 30.0
 _AGAIN_S = 0.3
+#: How long, and how often, `attach` tries to get an input that another terminal has.
+_TAKEN_S, _TAKEN_AGAIN_S = UNHEARD_S + 2.0, 1.0
 _MOST_NAMED = 5
 #: The interrupt with this number leaves a command that has not ended.
 _MOST_INTERRUPTS = 3
@@ -227,7 +235,7 @@ def attach(shared: Globals, pod: str, namespace: str, tail: int, no_stdin: bool)
                 output = PodOutputPrinter(reader, key, pod=name, tail=tail)
                 output.start()
                 with Conversation(has_terminal=False, has_input=True) as conversation:
-                    if not _attached(client, conversation, found, output):
+                    if not _Attachment(client, conversation, found).last(output):
                         raise Interrupted(sentence, hint=hint)
             return
         if not no_stdin and has_input():
@@ -248,38 +256,68 @@ def _has_open_input(client: Client, pod: Pod) -> bool:
     return any(task.template.stdin for task in group.spec.tasks if task.name == pod.spec.task)
 
 
-def _attached(
-    client: Client, conversation: Conversation, pod: Pod, output: PodOutputPrinter
-) -> bool:
-    """Pass the input on until the output has ended; return False if a signal has come before.
+class _Attachment:
+    """The turn of this terminal at the input of a pod, in one attempt after the other."""
 
-    Raises Conflict if the input cannot be passed on, StoreUnavailable.
-    """
-    label = f"Pod {pod.metadata.namespace}/{pod.metadata.name}"
-    wanted = command_of(("attach",), pty=False, attaches=True)
-    joined_attempt, look_at = 0, 0.0
-    while not output.has_ended.is_set():
-        if monotonic() >= look_at:
-            look_at = monotonic() + _AGAIN_S
-            latest = client.get("Pod", f"{pod.metadata.namespace}/{pod.metadata.name}")
-            assert isinstance(latest, Pod)
-            is_new = latest.status.attempt != joined_attempt
-            if latest.status.phase == PodPhase.RUNNING and is_new:
-                joined_attempt = latest.status.attempt
-                conversation.join(client.commands.start(latest, wanted), label)
-        conversation.turn()
-        if conversation.interrupts or conversation.ending is not None:
-            return False
-        for speaker in list(conversation.speakers):
-            if speaker.error is not None:
-                raise speaker.error
-            if (end := speaker.end) is None:
-                continue
-            conversation.leave(speaker)
-            if end.is_early:
-                joined_attempt = 0
-            elif end.exit_code and end.message:
-                raise Conflict(f"{label}: {end.message}", hint="`--no-stdin` shows its output only")
-    if output.error is not None:
-        raise output.error
-    return True
+    def __init__(self, client: Client, conversation: Conversation, pod: Pod) -> None:
+        self._client = client
+        self._conversation = conversation
+        self._pod = f"{pod.metadata.namespace}/{pod.metadata.name}"
+        self._attempt = 0
+        self._look_at = 0.0
+        #: Until when it waits for another terminal to leave; 0 if there is none.
+        self._taken_until = 0.0
+
+    def last(self, output: PodOutputPrinter) -> bool:
+        """Pass the input on until the output has ended; return False if a signal has come before.
+
+        Raises Conflict if the input cannot be passed on, StoreUnavailable.
+        """
+        conversation = self._conversation
+        while not output.has_ended.is_set():
+            if monotonic() >= self._look_at:
+                self._look_at = monotonic() + _AGAIN_S
+                self._join()
+            conversation.turn()
+            if conversation.interrupts or conversation.ending is not None:
+                return False
+            for speaker in list(conversation.speakers):
+                if speaker.error is not None:
+                    raise speaker.error
+                if speaker.end is not None:
+                    conversation.leave(speaker)
+                    self._answer(speaker.end)
+        if output.error is not None:
+            raise output.error
+        return True
+
+    def _join(self) -> None:
+        latest = self._client.get("Pod", self._pod)
+        assert isinstance(latest, Pod)
+        if latest.status.phase == PodPhase.RUNNING and latest.status.attempt != self._attempt:
+            self._attempt = latest.status.attempt
+            wanted = command_of(("attach",), pty=False, attaches=True)
+            session = self._client.commands.start(latest, wanted)
+            self._conversation.join(session, f"Pod {self._pod}")
+
+    def _answer(self, end: ExecEnd) -> None:
+        """Try again later if the end of a session permits it. Raises Conflict."""
+        if end.is_early:
+            self._attempt = 0
+        elif end.message == INPUT_IS_TAKEN:
+            if not self._taken_until:
+                self._taken_until = monotonic() + _TAKEN_S
+                echo(f"Waiting for the input of Pod {self._pod}: it is in use", err=True)
+            if monotonic() >= self._taken_until or not self._conversation.give_again():
+                raise Conflict(
+                    f"Pod {self._pod}: {end.message}",
+                    hint=f"one that was killed gives it back within {SILENCE_S:.0f} seconds;"
+                    " `--no-stdin` shows the output only",
+                )
+            self._attempt, self._look_at = 0, monotonic() + _TAKEN_AGAIN_S
+        elif end.exit_code and end.message:
+            raise Conflict(
+                f"Pod {self._pod}: {end.message}", hint="`--no-stdin` shows its output only"
+            )
+        else:
+            self._taken_until = 0.0

@@ -85,7 +85,7 @@ def attached_in_turn(stack: Machine, pod: str, *, given: bytes) -> bytes:
     """Attach to a pod as soon as no other terminal is, and return its output from then on."""
     while True:
         done = stack.fed("attach", pod, "--tail", "0", given=given, exits=None)
-        if b"another terminal" not in done.stderr:
+        if done.returncode != 8:
             return done.stdout
 
 
@@ -99,9 +99,14 @@ def test_an_open_input_gets_what_is_attached_to_it_one_after_the_other(stack: Ma
         first.stdin.flush()
         assert first.stdout.readline() == "got one\n"
         refused = stack.fed("attach", pod, given=b"lost\n", exits=8)
-        assert refused.stderr.decode().splitlines()[0] == (
-            f"error: Pod default/{pod}: another terminal is attached to the input of the pod"
-        )
+        assert refused.stderr.decode().splitlines() == [
+            f"Waiting for the input of Pod default/{pod}: it is in use",
+            f"error: Pod default/{pod}: another terminal is attached to the input of the pod",
+            (
+                "hint: one that was killed gives it back within 15 seconds; `--no-stdin` shows the"
+                " output only"
+            ),
+        ]
         first.stdin.close()
         # The end of an input ends nothing but the turn of its terminal.
         assert attached_in_turn(stack, pod, given=b"two\nthree\n") == b"got two\ngot three\n"

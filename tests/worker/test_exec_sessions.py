@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import select
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -25,7 +28,7 @@ from batchq.errors import StoreUnavailable
 from batchq.store.exec_channels import ExecChannel
 from batchq.store.redis import RedisStore
 from batchq.worker.agent import exec_sessions
-from batchq.worker.agent.exec_sessions import ExecSessions
+from batchq.worker.agent.exec_sessions import ExecSessions, open_ends
 from batchq.worker.agent.slots import Slots
 from batchq.worker.agent.wakeups import WakeUpListener
 from batchq.worker.host.accounts import PodAccounts
@@ -66,6 +69,8 @@ class Node:
         self.store, self.run_dir = store, run_dir
         self.horse = OneHorse()
         self.relays: list[subprocess.Popen[bytes]] = []
+        #: How long each relay waits for its user.
+        self.patience: list[float] = []
         self.restart(ACCOUNTS)
 
     def restart(self, accounts: PodAccounts | None) -> None:
@@ -79,7 +84,8 @@ class Node:
         )
         self._sessions.keep_open(cast("WakeUpListener", SilentListener()))
 
-    def fork_relay(self, *_: object, **__: object) -> int:
+    def fork_relay(self, *_: object, unheard_s: float, **__: object) -> int:
+        self.patience.append(unheard_s)
         relay = subprocess.Popen(["sleep", "600"])
         self.relays.append(relay)
         return relay.pid
@@ -202,3 +208,35 @@ def test_a_request_that_met_a_lost_connection_is_answered_when_it_is_repeated(
     assert node.horse.started == ["id"]
     node.take(ended)
     assert node.answer(ended) == "the pod does not run any more on node n1"
+
+
+#: A relay in a process of its own: what is left of it would use the server of the next test.
+RELAY = """
+import sys
+from batchq.worker.agent.exec_sessions import RelayEnds, _Relay
+stdin, stdout, stderr, control = map(int, sys.argv[3:])
+ends = RelayEnds(
+    stdin=stdin, stdout=stdout, stderr=stderr, control=control, is_terminal=False
+)
+_Relay(sys.argv[1], "n1", sys.argv[2], ends, 0.1).run()
+"""
+
+
+def test_a_relay_hangs_up_a_user_that_it_has_never_heard_of(redis_store: RedisStore) -> None:
+    ends, theirs = open_ends(None, has_input=True)
+    session, ours = f"{7:048x}", ends.descriptors()
+    words = [sys.executable, "-c", RELAY, redis_store.url, session, *map(str, ours)]
+    with socket.socket(fileno=theirs[-1]) as command:
+        # Nothing ever comes from the user.
+        subprocess.run(words, pass_fds=ours, check=True)
+        for descriptor in (*theirs[:-1], *ours):
+            os.close(descriptor)
+        assert command.recv(16) == b""
+
+
+def test_an_input_of_a_pod_does_not_wait_long_for_a_terminal_that_has_left(node: Node) -> None:
+    node.restart(None)
+    attaches = a_request(node, 1)
+    attaches = structs.replace(attaches, command=structs.replace(attaches.command, attaches=True))
+    node.take(a_request(node, 0), attaches)
+    assert node.patience == [15.0, 6.0]

@@ -35,6 +35,7 @@ from batchq.api.exec_session import (
     PING_S,
     REQUEST_TTL_MS,
     SILENCE_S,
+    UNHEARD_S,
     WINDOW_BYTES,
     Acknowledger,
     ExecEnd,
@@ -130,8 +131,17 @@ def resize(terminal: int, size: TerminalSize) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
 
 
-def fork_relay(url: str, node: str, session: str, ends: RelayEnds, *, mark: int) -> int:
+def fork_relay(
+    url: str,
+    node: str,
+    session: str,
+    ends: RelayEnds,
+    *,
+    mark: int,
+    unheard_s: float = SILENCE_S,
+) -> int:
     """Fork the relay of a session, and return its pid. `mark`: how the next agent recognizes it.
+    `unheard_s`: how long it waits for the first frame of its user.
 
     The calling process must have a single thread. Raise OSError.
     """
@@ -141,7 +151,7 @@ def fork_relay(url: str, node: str, session: str, ends: RelayEnds, *, mark: int)
         try:
             _detach({*ends.descriptors(), 2})
             processes.set_mark(mark)
-            _Relay(url, node, session, ends).run()
+            _Relay(url, node, session, ends, unheard_s).run()
             exit_code = 0
         finally:
             os._exit(exit_code)
@@ -172,7 +182,9 @@ class _Relay:
     thread does everything else.
     """
 
-    def __init__(self, url: str, node: str, session: str, ends: RelayEnds) -> None:
+    def __init__(
+        self, url: str, node: str, session: str, ends: RelayEnds, unheard_s: float
+    ) -> None:
         self._ends = ends
         self._link = Link(url, survives_s=SILENCE_S)
         self._channel = ExecChannel(self._link, node, session, is_node=True)
@@ -197,6 +209,7 @@ class _Relay:
         self._done_received: list[int] = []
         self._sent: deque[int] = deque()
         self._heard_at = monotonic()
+        self._silence_s = unheard_s
         self._ping_at = 0.0
         self._last_ping = 0
         self._keep_at = 0.0
@@ -242,7 +255,7 @@ class _Relay:
             frame = self._received.popleft()
             if isinstance(frame, BatchqError):
                 raise frame
-            self._heard_at = monotonic()
+            self._heard_at, self._silence_s = monotonic(), SILENCE_S
             self._take(frame)
 
     def _take(self, frame: ExecFrame) -> None:
@@ -292,7 +305,7 @@ class _Relay:
         if self._end is None and self._ends.control in events_of:
             self._hear_end()
         self._keep_alive()
-        if monotonic() - self._heard_at > SILENCE_S:
+        if monotonic() - self._heard_at > self._silence_s:
             raise StoreUnavailable("the user is silent")
 
     def _wants_to_write(self) -> bool:
@@ -559,7 +572,10 @@ class ExecSessions:
             for descriptor in theirs:
                 os.close(descriptor)
             theirs = ()
-            pid = fork_relay(self._url, self._node, request.session, ends, mark=self._mark)
+            # The input of the pod is not to wait for a terminal that has left.
+            waits_s = UNHEARD_S if command.attaches is True else SILENCE_S
+            names = self._url, self._node, request.session
+            pid = fork_relay(*names, ends, mark=self._mark, unheard_s=waits_s)
         finally:
             for descriptor in (*theirs, *ends.descriptors()):
                 os.close(descriptor)

@@ -18,7 +18,7 @@ from contextlib import suppress
 import msgspec
 from msgspec import Struct
 
-from batchq.api.exec_session import SIGNALS, ExecEnd
+from batchq.api.exec_session import INPUT_IS_TAKEN, SIGNALS, ExecEnd
 from batchq.api.objects import Container
 from batchq.system import structlog
 from batchq.worker.agent.messages import StartPod
@@ -179,7 +179,7 @@ class InnerCommands:
         if self._interior.input is None:
             message = "the input of the pod is not open; submit it with --stdin"
         elif any(inner.order.attaches for inner in self._all()):
-            message = "another terminal is attached to the input of the pod"
+            message = INPUT_IS_TAKEN
         if self._interior.input is None or message:
             raise NotStarted(PodOutcome(exit_code=_REFUSED, message=message))
         return self._interior.input

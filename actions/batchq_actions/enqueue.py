@@ -254,8 +254,9 @@ def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
     if waits_for:
         session.pending.ineligible.pop(group.uid, None)
         session.refuse(group, waits_for)
-    note_admission(session, group)
-    growing.note(group)
+    if group.is_elastic:
+        note_admission(session, group)
+        growing.note(group)
     return True
 
 

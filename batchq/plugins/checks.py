@@ -48,6 +48,8 @@ class AdmissionChecks:
         return [*self._pauses(session, group), *self._inactive(session, group, names)]
 
     def permit(self, session: Session, group: GroupState) -> list[Verdict]:
+        if not group.status.checks:
+            return []
         waiting = open_checks(group)
         if not waiting:
             return []

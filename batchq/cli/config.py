@@ -20,7 +20,7 @@ from batchq.cli.output.options import (
     pass_globals,
 )
 from batchq.cli.output.render import show_table
-from batchq.cli.output.terminal import EXIT_ERROR, echo
+from batchq.cli.output.terminal import EXIT_ERROR, echo, show_error, show_hint
 from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def reload(shared: Globals) -> int:
     if answer.reason == RELOADED:
         echo(answer.message)
         return 0
-    echo(f"error: {answer.message}", err=True)
+    show_error(answer.message)
     return EXIT_ERROR
 
 
@@ -393,7 +393,7 @@ _COLUMNS: Columns[SchedulerSeen] = {
 
 def _show(found: Schedulers, output: Output) -> None:
     if not found.led:
-        echo(f"hint: {_how_to_be_led(found)}", err=True)
+        show_hint(_how_to_be_led(found))
     output.page(_data(found), lambda: _show_text(found))
 
 

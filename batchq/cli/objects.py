@@ -52,7 +52,7 @@ from batchq.cli.output.options import (
     pass_globals,
 )
 from batchq.cli.output.render import Table, is_terminal
-from batchq.cli.output.terminal import echo
+from batchq.cli.output.terminal import echo, show_hint, show_warning
 from batchq.cli.output.values import (
     KIND_NAMES,
     complete_kind,
@@ -188,7 +188,7 @@ def read_content(name: str, *, in_folder: bool, limits_of: Globals | None = None
     count = sum(has_status(document.data) for document in documents)
     if count:
         ignored = f"only batchq writes status; it is ignored in {counted(count, 'object')}"
-        echo(f"warning: {source}: {ignored}", err=True)
+        show_warning(f"{source}: {ignored}")
     keep_stop = queues_to_keep_stopped(documents, objects)
     if not in_folder:
         return Content(objects, keep_stop, documents)
@@ -506,7 +506,7 @@ def warn(applied: Sequence[Applied]) -> None:
     """Print warnings about unintended consequences of a request on stderr."""
     for one in applied:
         for warning in one.warnings:
-            echo(f"warning: {warning}", err=True)
+            show_warning(warning)
 
 
 def warn_of_capacity(client: Client, applied: Sequence[Applied]) -> None:
@@ -531,11 +531,9 @@ def warn_of_capacity(client: Client, applied: Sequence[Applied]) -> None:
     _show_some(beyond_nodes, "cannot start on the existing nodes")
     _show_some(list(unknown_node_warnings(groups, nodes)), "name nodes that do not exist")
     if beyond_nodes:
-        echo(
-            "hint: `batchq plan` says what would fit; a node that takes it may still join", err=True
-        )
+        show_hint("`batchq plan` says what would fit; a node that takes it may still join")
     elif beyond_limits:
-        echo("hint: `batchq plan` says what would fit", err=True)
+        show_hint("`batchq plan` says what would fit")
 
 
 def _limits_of(
@@ -552,6 +550,6 @@ def _limits_of(
 
 def _show_some(warnings: Sequence[str], problem: str) -> None:
     for warning in warnings[:_CAPACITY_WARNINGS]:
-        echo(f"warning: {warning}", err=True)
+        show_warning(warning)
     if more := len(warnings[_CAPACITY_WARNINGS:]):
-        echo(f"warning: {counted(more, 'more group')} {problem}", err=True)
+        show_warning(f"{counted(more, 'more group')} {problem}")

@@ -21,7 +21,7 @@ from batchq.cli.output.forms import Length, Output, Quantities, Row, Time
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import show_fields, show_section
 from batchq.cli.output.tables import lost_text
-from batchq.cli.output.terminal import echo
+from batchq.cli.output.terminal import echo, show_warning
 from batchq.cli.output.values import warn_no_leader
 from batchq.cli.request_options import check_request, request_options, requested
 
@@ -279,7 +279,7 @@ def plan(shared: Globals, /, command: tuple[str, ...], output: Output, **options
             )
         led = client.schedulers().led
     for warning in found.warnings:
-        echo(f"warning: {warning}", err=True)
+        show_warning(warning)
     value = {"apiVersion": API_VERSION, "kind": "Plan", **plan_row(found)}
     output.page(value, lambda: show_plan(found))
     if not led:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import click
 
 from batchq.cli.output.options import examples
-from batchq.cli.output.terminal import echo
+from batchq.cli.output.terminal import echo, show_warning
 from batchq.errors import InvalidInput, NotFound
 
 UNITS = Path("/etc/systemd/system")
@@ -302,7 +302,7 @@ def _own_unit(folder: Path, part: str) -> Path:
 def _check_account(name: str) -> None:
     try:
         if pwd.getpwnam(name).pw_uid == 0 and os.getuid() == 0:
-            echo("warning: as root, pods and requests could do anything here", err=True)
+            show_warning("as root, pods and requests could do anything here")
     except KeyError:
         raise InvalidInput(
             f"this machine has no account {name[:80]!r}",

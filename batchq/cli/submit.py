@@ -42,6 +42,7 @@ from batchq.cli.output.terminal import (
     echo,
     on_interrupt,
     raw_option,
+    show_error,
 )
 from batchq.cli.output.values import (
     exit_code_of,
@@ -537,10 +538,10 @@ class _Run:
             self._print_json({"line": line.number, "result": "refused", "error": data})
         elif self._counts["refused"] == 2:
             # A single error is printed at the end.
-            self._print_note(f"error: {self._first_error.message}")
-            self._print_note(f"error: {error.message}")
+            show_error(self._first_error.message)
+            show_error(error.message)
         elif 2 < self._counts["refused"] <= MOST_SHOWN:
-            self._print_note(f"error: {error.message}")
+            show_error(error.message)
         elif self._counts["refused"] == MOST_SHOWN + 1:
             self._print_note("and more; -o json prints all of them")
 

@@ -12,6 +12,7 @@ from batchq.api.objects import KINDS, Condition, Object, PodGroup, key_of, kind_
 from batchq.api.printable import printable, printable_lines
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import Event, Transaction, Write
+from batchq.cli.output.terminal import show_hint, show_warning
 from tests.builders import a_node, a_queue
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
@@ -127,6 +128,23 @@ def test_output_is_raw_with_the_option_raw(
     code, shown = on_a_terminal(*words, url=server.url)
     assert shown.decode() == f"{HOSTILE}\n"
     assert code == 0
+
+
+@pytest.mark.parametrize("words", [(), ("--raw",), ("-o", "json")])
+def test_an_error_is_one_escaped_line_in_a_pipe_too(
+    batchq: Batchq, stage: Stage, words: tuple[str, ...]
+) -> None:
+    done = batchq("submit", "--name", f"x\n{HOSTILE}", *words, "--", "true")
+    assert done.code == 1
+    assert COMMANDING.findall(done.err) == []
+    assert len(done.err.splitlines()) == 1
+    assert "expected at most 63 lower-case letters" in done.err
+
+
+def test_warnings_and_hints_are_escaped_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    show_warning(f"a\n{HOSTILE}")
+    show_hint(HOSTILE)
+    assert capsys.readouterr().err == f"warning: a\\n{SHOWN}\nhint: {SHOWN}\n"
 
 
 def test_bars_and_endings_are_escaped_on_a_terminal(

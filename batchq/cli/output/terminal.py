@@ -2,6 +2,7 @@
 
 This is the only module that writes output. A terminal gets control characters of foreign text
 escaped, as `\\x1b`. A pipe or a file gets the text unchanged, as does a terminal with `--raw`.
+Errors, hints and warnings are escaped everywhere, and each is one line.
 
 Commands raise; `batchq.cli.main` shows the error. With -o json, errors are JSON, too, on stderr:
 {"error": {"code", "message", "hint"}}.
@@ -21,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 
 import click
 
-from batchq.api.printable import printable_lines
+from batchq.api.printable import printable, printable_lines
 from batchq.errors import BatchqError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,6 +51,25 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True, file: TextIO | N
 def comment(sentence: str) -> None:
     """Write a comment on the answer to stderr."""
     echo(sentence, err=True)
+
+
+def show_warning(sentence: str) -> None:
+    """Write a warning to stderr."""
+    _note("warning", sentence)
+
+
+def show_hint(sentence: str) -> None:
+    """Write a hint to stderr."""
+    _note("hint", sentence)
+
+
+def show_error(sentence: str) -> None:
+    """Write an error to stderr that does not end the command by itself."""
+    _note("error", sentence)
+
+
+def _note(word: str, sentence: str) -> None:
+    echo(f"{word}: {printable(sentence)}", err=True)
 
 
 def paint(line: str, *, file: TextIO | None = None, nl: bool = True) -> None:
@@ -120,17 +140,15 @@ class Trouble(NamedTuple):
 
     def as_text(self) -> str:
         """Return at most two lines, for people."""
-        lines = [f"error: {self.message}"]
+        lines = [f"error: {printable(self.message)}"]
         if self.hint:
-            lines.append(f"hint: {self.hint}")
+            lines.append(f"hint: {printable(self.hint)}")
         return "\n".join(lines)
 
     def as_json(self) -> str:
         """Return one line, for programs."""
-        return json.dumps(
-            {"error": {"code": self.word, "message": self.message, "hint": self.hint}},
-            ensure_ascii=False,
-        )
+        error = {"code": self.word, "message": self.message, "hint": self.hint}
+        return printable(json.dumps({"error": error}, ensure_ascii=False))
 
 
 def trouble_of(error: BaseException) -> Trouble | None:

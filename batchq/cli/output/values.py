@@ -24,6 +24,7 @@ from batchq.cli.output.terminal import (
     EXIT_GROUP_FAILED,
     echo,
     on_interrupt,
+    show_warning,
 )
 from batchq.errors import NotFound, StoreUnavailable, UsageError
 
@@ -189,7 +190,7 @@ def as_walltime(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def _warn(sentence: str) -> None:
-    echo(f"warning: {sentence}", err=True)
+    show_warning(sentence)
 
 
 def as_json(kind: type[list[Any]] | type[dict[str, Any]]) -> Callback:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from batchq.cli.output.options import Globals, examples, pass_globals
-from batchq.cli.output.terminal import echo
+from batchq.cli.output.terminal import echo, show_warning
 from batchq.cli.simulate.gpus import pods_options, pods_request
 from batchq.cli.simulate.job_logs import refuse_for
 from batchq.cli.simulate.live import live_options, live_request
@@ -43,7 +43,7 @@ def simulate_world(
     played = play(text, source, config=config, cycles=cycles)
     echo(_shown(played, output))
     for step in played.refused_steps:
-        echo(f"warning: refused: {step}", err=True)
+        show_warning(f"refused: {step}")
     if played.exhausted:
         echo(f"stopped after {MOST_SESSIONS} sessions, though more was due", err=True)
 

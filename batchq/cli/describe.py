@@ -277,7 +277,7 @@ def _pods_in_words(view: GroupView) -> str:
     pods = view.pods
     parts = [f"{pods.wanted} wanted"]
     if view.phase not in TERMINAL and pods.wanted > 1:
-        parts.append(f"runs with {pods.least}{' or more' if pods.least < pods.wanted else ''}")
+        parts.append(f"{'at least' if pods.least < pods.wanted else 'runs with'} {pods.least}")
     for word in ("pending", "bound", "running", "succeeded", "failed", "stopping"):
         count = getattr(pods, word)
         if count:

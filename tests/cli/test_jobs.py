@@ -271,7 +271,7 @@ def test_describe_of_an_array_says_with_how_many_it_runs(batchq: Batchq, stage: 
     stage.turn()
     stage.start("x")
     lines = batchq("describe", "x").lines
-    assert "Pods:        3 wanted, runs with 2 or more, 3 running" in lines
+    assert "Pods:        3 wanted, at least 2, 3 running" in lines
     assert cells(lines[lines.index("Tasks:") + 2]) == ["main", "3", "-", "cpu 1", "true"]
     stage.end("x")
     ended = batchq("describe", "x").lines

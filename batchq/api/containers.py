@@ -13,7 +13,7 @@ a pod as the account that the pod has anyway.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec import structs
@@ -64,6 +64,15 @@ def without_lacking(labels: Mapping[str, str]) -> dict[str, str]:
         for key, value in sorted(labels.items())
         if key not in AGENT_LABELS and not (key.startswith(RUNTIME_LABEL) and value == NO)
     }
+
+
+def lacking_runtime(selector: Mapping[str, str], nodes: Iterable[Mapping[str, str]]) -> str:
+    """Return the runtime that a node selector asks for and no node has, by the nodes' labels; ''
+    if there is none.
+    """
+    wanted = [name for name in RUNTIMES if selector.get(f"{RUNTIME_LABEL}{name}") == YES]
+    there = {name for labels in nodes for name in wanted if labels.get(RUNTIME_LABEL + name) == YES}
+    return next((name for name in wanted if name not in there), "")
 
 
 def mount_of(text: str) -> ContainerMount | None:

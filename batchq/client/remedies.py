@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from batchq.api.containers import lacking_runtime
 from batchq.api.lifecycle import ADMITTED
 from batchq.api.objects import Pledge, gates_of, is_gated
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
@@ -177,6 +178,10 @@ def _matching_node(session: Session, shape: TaskShape) -> str:
             f" (`batchq worker --label {label}=VALUE`)"
         )
     if any(is_named(node.metadata.name, template) for node in nodes):
+        if runtime := lacking_runtime(
+            template.node_selector, (node.metadata.labels for node in nodes)
+        ):
+            return f"{unmatched}: install {runtime} on a node, and restart its worker"
         labels = [f"--label {key}={value}" for key, value in template.node_selector.items()]
         has = "has it" if len(labels) == 1 else "has them"
         command = f"`batchq worker {' '.join(labels)}`"

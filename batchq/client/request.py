@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from batchq.api import manifest
-from batchq.api.containers import with_runtime_label
+from batchq.api.containers import RUNTIME_LABEL, YES, lacking_runtime, with_runtime_label
 from batchq.api.devices import gpu_request
 from batchq.api.notation import (
     LABEL_MOST,
@@ -145,7 +145,7 @@ def _found(module: str, path: str) -> object:
 #: The cpus of a pod whose request does not name any.
 USUAL_CPUS = "1"
 MOST_OF_ARRAY = 1_000_000
-_ARRAY = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
+_ARRAY = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 #: A quantity in the usual notation: `4`, `1.5`, `500m`, `64Gi`.
 Quantity = str | int | float
@@ -289,7 +289,7 @@ def array_size(written: str | int) -> int:
     if isinstance(written, int):
         if 1 <= written <= MOST_OF_ARRAY:
             return written
-        raise UsageError(f"array: expected 1 to {MOST_OF_ARRAY} pods, found {written}")
+        raise UsageError(f"array: expected 1 to {MOST_OF_ARRAY:,} pods, found {written:,}")
     match = _ARRAY.fullmatch(written.strip())
     if match is None:
         raise UsageError(
@@ -297,10 +297,14 @@ def array_size(written: str | int) -> int:
             hint=_hint_of_array(written),
         )
     first, last = int(match[1]), int(match[2])
+    if last < first:
+        raise UsageError(
+            f"array: the range {written!r} is reversed: expected the smaller number first"
+        )
     if first != 0:
         raise UsageError(
             f"array: expected a range that starts at 0, found {written!r}",
-            hint=f"use 0-{max(0, last - first)} and add {first} to $BATCHQ_INDEX in the command",
+            hint=f"use 0-{last - first} and add {first} to $BATCHQ_INDEX in the command",
         )
     return array_size(last + 1)
 
@@ -750,6 +754,8 @@ def no_node_matches(template: PodTemplate, nodes: Sequence[Node]) -> str:
     if not any(is_named(node.metadata.name, template) for node in nodes):
         return _no_node_named(template)
     labels = template.node_selector
+    if runtime := lacking_runtime(labels, (node.metadata.labels for node in nodes)):
+        return f"no node has {runtime}, which its container needs ({RUNTIME_LABEL}{runtime}={YES})"
     every = ", ".join(f"{key}={value}" for key, value in labels.items())
     return f"no node has {'the label' if len(labels) == 1 else 'all of the labels'} {every}"
 

@@ -176,6 +176,13 @@ def test_the_remedy_for_a_topology_of_no_node_names_its_label() -> None:
             ),
         ),
         (
+            {"node_selector": {"batchq/runtime-podman": "yes"}},
+            (
+                "no node has podman, which its container needs (batchq/runtime-podman=yes): install"
+                " podman on a node, and restart its worker"
+            ),
+        ),
+        (
             {"nodes": ("vm-9",)},
             (
                 "no node has the name vm-9: name another (`batchq nodes`), or start a worker of"

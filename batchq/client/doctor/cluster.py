@@ -33,7 +33,7 @@ from batchq.client.doctor.system_state import (
     role_by_name,
     unseen,
 )
-from batchq.client.request import exceeds_nodes
+from batchq.client.request import exceeds_nodes, no_node_matches
 from batchq.store.codec import whole
 
 _READS = "reading (`+@read`) of batchq's keys"
@@ -565,7 +565,9 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
             yield _group(
                 name,
                 too_large,
-                "nodes that are large enough for its pods",
+                "nodes with the names and labels that its pods ask for"
+                if _lacks_labels(group, state.nodes())
+                else "nodes that are large enough for its pods",
                 f"add such nodes, or cancel it (`batchq cancel {name}`) and ask for less",
             )
         case PodGroupPhase.PENDING if _left_unschedulable(group):
@@ -594,6 +596,14 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
                 )
         case _:
             return
+
+
+def _lacks_labels(group: PodGroup, nodes: Sequence[Node]) -> bool:
+    """Return whether no node has the names and labels that a group asks for, of whatever size."""
+    return any(no_node_matches(task.template, nodes) for task in group.spec.tasks) or any(
+        mode == "required" and all(key not in node.metadata.labels for node in nodes)
+        for key, mode in group.spec.topology.items()
+    )
 
 
 def _left_unschedulable(group: PodGroup) -> bool:

@@ -49,6 +49,21 @@ def test_a_resource_that_no_node_has_is_reported() -> None:
     assert found.found == "a pod asks for gpu 1, and the largest node has 0"
 
 
+def test_a_label_that_no_node_has_is_not_about_sizes() -> None:
+    boxed = (a_task(node_selector={"batchq/runtime-podman": "yes"}),)
+    group = waiting("wide", age_ms=0, spec={"tasks": boxed})
+    assert finding_of(on_nodes(group, a=4)).expected == (
+        "nodes with the names and labels that its pods ask for"
+    )
+    near = waiting("wide", age_ms=0, spec={"tasks": (a_task(),), "topology": {"rack": "required"}})
+    assert finding_of(on_nodes(near, a=4)).expected == (
+        "nodes with the names and labels that its pods ask for"
+    )
+    assert finding_of(on_nodes(waiting_for(cpu=10), a=4)).expected == (
+        "nodes that are large enough for its pods"
+    )
+
+
 def test_a_pod_whose_request_only_two_nodes_together_could_meet_is_reported() -> None:
     nodes = (a_node("n1", cpu=4), a_node("n2", memory="8Gi"))
     found = finding_of(a_state(a_queue(), *nodes, waiting_for(cpu=3, memory="1Gi")))

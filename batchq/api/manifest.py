@@ -103,7 +103,7 @@ def _decode(data: object) -> Object:
     kind = _kind(manifest)
     for field in manifest:
         if field not in _TOP:
-            raise Malformed((field,), f"there is no such field; {notation.suggestion(field, _TOP)}")
+            raise Malformed((field,), f"there is no such field; {_meant_field(kind, field)}")
     metadata = _metadata(kind, manifest.get("metadata"))
     parts: dict[str, object] = {"metadata": metadata}
     for part in _PARTS[kind]:
@@ -151,6 +151,15 @@ def _kind(manifest: Mapping[str, object]) -> str:
         hint = f"; did you mean {near!r}?" if near else ""
         raise Malformed(("kind",), f"expected one of {', '.join(KINDS)}, found {shown(kind)}{hint}")
     return kind
+
+
+def _meant_field(kind: str, field: str) -> str:
+    """Return a question about the field of that name in the spec, or the nearest other one."""
+    spec = next((one.type for one in structs.fields(KINDS[kind]) if one.name == "spec"), None)
+    inner = structs.fields(spec) if isinstance(spec, type) else ()
+    if any(one.encode_name == field for one in inner):
+        return f"did you mean 'spec.{field}'?"
+    return notation.suggestion(field, _TOP)
 
 
 def _translation(version: object) -> str:

@@ -25,7 +25,7 @@ import click
 from batchq.api.exec_session import ExecCommand
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
-from batchq.api.objects import Pod, PodGroup, key_of
+from batchq.api.objects import Pod, PodGroup, full_name, key_of
 from batchq.api.resources import CPU
 from batchq.api.views import Result
 from batchq.cli.console import Conversation, Speaker, exit_code_of, has_input
@@ -524,7 +524,7 @@ def rsh(shared: Globals, words: tuple[str, ...]) -> int:
     """Run COMMAND by a shell in a pod of this allocation on NODE, as `ssh NODE COMMAND` does.
 
     Within `batchq alloc`, launchers such as mpirun call it as `batchq-rsh`. NODE may also be the
-    name of a pod. Options of ssh before NODE are ignored.
+    name of a pod, as NAME or NAMESPACE/NAME. Options of ssh before NODE are ignored.
     """
     while words and words[0].startswith("-"):
         words = words[1:]
@@ -536,15 +536,16 @@ def rsh(shared: Globals, words: tuple[str, ...]) -> int:
         )
     host, *command = words
     with shared.connect() as client:
-        pod = _pod_at(pods_of(client, [allocation]), host, allocation)
+        pod = pod_at(pods_of(client, [allocation]), host, allocation)
         wanted = command_of(("sh", "-c", " ".join(command)), pty=False, has_input=has_input())
         with Conversation(has_terminal=False, has_input=wanted.has_input) as conversation:
             return converse(client, conversation, pod, wanted)
 
 
-def _pod_at(pods: Sequence[Pod], host: str, allocation: str) -> Pod:
+def pod_at(pods: Sequence[Pod], host: str, allocation: str) -> Pod:
+    """Return the pod of that name, or the first one on that node. Raises NotFound."""
     for pod in pods:
-        if host in (pod.status.node, pod.metadata.name):
+        if host in (pod.status.node, pod.metadata.name, full_name(pod)):
             return pod
     nodes = ", ".join(dict.fromkeys(pod.status.node for pod in pods))
     raise NotFound(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import click
 
 from batchq.api.manifest import encode, has_status
-from batchq.api.notation import counted
+from batchq.api.notation import counted, nearest
 from batchq.api.objects import (
     DEFAULT,
     KINDS,
@@ -27,6 +27,8 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
+from batchq.api.resources import CPU, MEMORY, PODS
+from batchq.api.transaction import POD_GROUPS
 from batchq.api.views import Effect
 from batchq.cli.checks import checks_table
 from batchq.cli.output import tables
@@ -493,6 +495,14 @@ def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: O
             applied = client.apply(content.objects, dry_run=dry_run, keep_stop=content.keep_stop)
         warn(applied)
         warn_of_capacity(client, applied)
+        warn_of_unknown_resources(
+            client,
+            {
+                f"the quota of namespace {one.object.metadata.namespace}": one.object.spec.hard
+                for one in applied
+                if isinstance(one.object, ResourceQuota)
+            },
+        )
     if not output.for_people:
         show_list(output, [one.object for one in applied], manifests(tables.plain_table))
         return
@@ -534,6 +544,24 @@ def warn_of_capacity(client: Client, applied: Sequence[Applied]) -> None:
         show_hint("`batchq plan` says what would fit; a node that takes it may still join")
     elif beyond_limits:
         show_hint("`batchq plan` says what would fit")
+
+
+def warn_of_unknown_resources(client: Client, limits: Mapping[str, Iterable[str]]) -> None:
+    """Say on stderr which limited resources no node has: they are probably misspelt."""
+    try:
+        nodes = client.nodes() if limits else ()
+    except (NotFound, StoreUnavailable):
+        return
+    if not nodes:
+        return
+    offered = {name for node in nodes for name in node.spec.resources}
+    known = offered | {CPU, MEMORY, PODS, POD_GROUPS}
+    for subject, names in limits.items():
+        for name in names:
+            if name not in known:
+                near = nearest(name, known)
+                meant = f"; did you mean {near}?" if near else ""
+                show_warning(f"{subject} limits {name}, and no node has {name}{meant}")
 
 
 def _limits_of(

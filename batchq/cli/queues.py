@@ -15,7 +15,7 @@ from batchq.api.times import describe_age
 from batchq.api.views import FirstToGo, GroupView, Loan, QueuePage, QueueView, Stop
 from batchq.cli.checks import show_checks_of_queue
 from batchq.cli.group_lists import GroupRow
-from batchq.cli.objects import apply_content, read_content
+from batchq.cli.objects import apply_content, read_content, warn_of_unknown_resources
 from batchq.cli.output import tables
 from batchq.cli.output.forms import (
     ListForm,
@@ -534,6 +534,7 @@ def set_quota(shared: Globals, namespace: str, hard: dict[str, str]) -> None:
         )
     with shared.connect() as client:
         done = client.set_quota(namespace, hard)
+        warn_of_unknown_resources(client, {f"the quota of namespace {namespace}": hard})
     echo(f"resourcequota {namespace}/default {'configured' if done else 'unchanged'}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import click
 from batchq.api.containers import RUNTIMES
 from batchq.api.notation import shown
 from batchq.api.objects import Object, PodGroup
-from batchq.api.validation import MOST_PORTS, MOST_PROCESSES
+from batchq.api.validation import MOST_GANG, MOST_PORTS, MOST_PROCESSES
 from batchq.cli.objects import Content, read_content
 from batchq.cli.output.options import DURATION
 from batchq.cli.output.values import (
@@ -24,8 +24,8 @@ from batchq.cli.output.values import (
     as_walltime,
 )
 from batchq.client import Client, Request
-from batchq.client.request import LAUNCHES, array_size, marked
-from batchq.errors import UsageError
+from batchq.client.request import LAUNCHES, MOST_OF_ARRAY, array_size, marked
+from batchq.errors import InvalidInput, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,10 +59,28 @@ def _as_topology(
     ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
 ) -> dict[str, str]:
     """Read `LABEL` or `LABEL=MODE`, a click callback; the client checks the mode."""
+    for word in value:
+        if not word.partition("=")[0]:
+            raise UsageError(
+                f"--topology: the label is empty: expected LABEL or LABEL=preferred, found"
+                f" {shown(word)}",
+                hint="as in `--topology rack`",
+            )
     pairs = (word.partition("=") for word in value)
     return {label: mode if equals else "required" for label, equals, mode in pairs}
 
 
+def _as_name(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Refuse an empty name, a click callback: it is probably an unset variable."""
+    if not value and ctx.get_parameter_source(param.name or "") is _TYPED:
+        raise UsageError(
+            f"{param.opts[-1]} is empty; is it a variable that is not set?",
+            hint="leave the option out for a generated name",
+        )
+    return value
+
+
+_TYPED = click.core.ParameterSource.COMMANDLINE
 #: Options that also apply to the groups of a file.
 _MARK_OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option(
@@ -100,12 +118,16 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         "--kwargs", callback=as_json(dict), metavar="JSON", help="Its keyword arguments, as a map."
     ),
     click.option(
-        "--name", default="", help="The group's name.  [default: generated from the command]"
+        "--name",
+        default="",
+        callback=_as_name,
+        help="The group's name.  [default: generated from the command]",
     ),
     click.option(
         "--generate-name",
         default="",
         metavar="PREFIX",
+        callback=_as_name,
         help="Generate a name that begins with this.",
     ),
     *_MARK_OPTIONS,
@@ -370,8 +392,7 @@ def _given_beside_file(with_file: Collection[str]) -> str:
     for param in ctx.command.params:
         if not isinstance(param, click.Option) or param.name in ("filename", "output", *with_file):
             continue
-        source = ctx.get_parameter_source(param.name or "")
-        if source is click.core.ParameterSource.COMMANDLINE:
+        if ctx.get_parameter_source(param.name or "") is _TYPED:
             return param.opts[-1]
     return ""
 
@@ -400,7 +421,31 @@ def requested(client: Client, command: Sequence[str], options: dict[str, Any]) -
             marked(one, *marks) if isinstance(one, PodGroup) else one for one in content.objects
         ]
         return content._replace(objects=objects)
+    _check_command(command)
+    _check_gang(options)
     request = {name: options[name] for name in OF_REQUEST if name in options}
     request |= {"args": options.get("args") or [], "kwargs": options.get("kwargs") or {}}
     request |= {"command": list(command), "working_dir": str(Path.cwd())}
     return Content([client.group_of(Request(**request))], frozenset())
+
+
+def _check_command(command: Sequence[str]) -> None:
+    if command and not command[0]:
+        raise UsageError(
+            "the command is empty: expected a program as its first word, found ''",
+            hint="is it a variable that is not set?",
+        )
+
+
+def _check_gang(options: Mapping[str, Any]) -> None:
+    """Refuse a gang that is too large, with the options for fewer pods that start together."""
+    replicas = options.get("replicas")
+    is_gang = options.get("min_member") is None and not options.get("external")
+    if replicas is None or replicas <= MOST_GANG or not is_gang:
+        return
+    array = f"`--array 0-{replicas - 1}` for independent pods, or "
+    raise InvalidInput(
+        f"--replicas: expected at most {MOST_GANG:,} pods that start together, found {replicas:,}",
+        hint=f"use {array if replicas <= MOST_OF_ARRAY else ''}--min-member for fewer that start"
+        " together",
+    )

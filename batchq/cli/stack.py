@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchq.api.resources import CPU
 from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
 from batchq.cli.output.options import Globals, examples, metrics_option, output_option, pass_globals
-from batchq.cli.output.terminal import Interrupted, comment, echo, on_interrupt
+from batchq.cli.output.terminal import Interrupted, comment, echo, on_interrupt, show_warning
 from batchq.daemon.stack import Part, StackReport
 from batchq.errors import InvalidInput, UsageError
 from batchq.worker.host.node_resources import parse_resources
@@ -152,6 +153,8 @@ def up(
     from batchq.paths import find_home
 
     checked_config(config)
+    if resources is not None and parse_resources(resources).get(CPU) == 0:
+        show_warning("--resources: with cpu=0, only pods that request no cpu can start")
     if api and not stack.has_api():
         raise InvalidInput(
             "--api: the packages of the HTTP API are not installed",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from batchq.api.objects import PodStatus
+from batchq.cli.allocation import pod_at
 from batchq.cli.stack import kept_offers
 from batchq.client.request import Request, capacity_warnings, group_of
 from batchq.daemon.stack import Part, PartState, StackReport
-from batchq.errors import UsageError
-from tests.builders import a_group, a_node, a_queue, a_quota
+from batchq.errors import NotFound, UsageError
+from tests.builders import a_group, a_node, a_pod, a_queue, a_quota
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage
+from tests.harness.server import Server
 
 TRUE = ["--", "true"]
 
@@ -234,3 +239,100 @@ def test_up_says_which_agents_keep_other_resources_and_how_to_change_them() -> N
     ]
     assert kept_offers(report, "memory=1024Mi,cpu=2") == []
     assert kept_offers(report, None) == []
+
+
+@pytest.mark.both_doors
+def test_a_quota_of_a_resource_that_no_node_has_gets_a_warning(
+    batchq: Batchq, stage: Stage, tmp_path: Path
+) -> None:
+    stage.furnish(a_node("n1", **{"cpu": 4, "gpu": 2, "gpu:h100": 2}))
+    warning = "warning: the quota of namespace default"
+    limits = ("cpuu=4", "memory=1Gi", "gpu:h100=1", "pods=9", "podgroups=9", "license=1")
+    done = batchq("quota", "set", "default", *limits)
+    assert (done.code, done.out) == (0, "resourcequota default/default configured\n")
+    assert done.err.splitlines() == [
+        f"{warning} limits cpuu, and no node has cpuu; did you mean cpu?",
+        f"{warning} limits license, and no node has license",
+    ]
+    file = tmp_path / "quota.yaml"
+    file.write_text(batchq("get", "quota", "default/default", "-o", "yaml").out)
+    assert "limits cpuu, and no node has cpuu" in batchq("apply", "-f", str(file)).err
+
+
+def test_a_quota_before_there_is_a_node_gets_no_warning(server: Server) -> None:
+    done = run("quota", "set", "default", "cpuu=4", url=server.url)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_a_pod_of_an_allocation_has_three_names() -> None:
+    pod = structs.replace(a_pod(a_group("held")), status=PodStatus(node="n1"))
+    for host in ("n1", "held-w-0", "default/held-w-0"):
+        assert pod_at([pod], host, "default/held") is pod
+    with pytest.raises(NotFound, match="has no pod on node lab/held-w-0"):
+        pod_at([pod], "lab/held-w-0", "default/held")
+
+
+def test_agents_without_cpu_get_a_warning_before_they_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("BATCHQ_HOME", str(file / "home"))
+    done = run("up", "--resources", "cpu=0")
+    assert done.code != 0, "a file is no home, so nothing has started"
+    assert done.err.splitlines()[0] == (
+        "warning: --resources: with cpu=0, only pods that request no cpu can start"
+    )
+
+
+@pytest.mark.parametrize(
+    ("replicas", "hint"),
+    [
+        (
+            "70000",
+            (
+                "use `--array 0-69999` for independent pods, or --min-member for fewer that start"
+                " together"
+            ),
+        ),
+        ("2000000", "use --min-member for fewer that start together"),
+    ],
+)
+def test_too_large_a_gang_gets_a_hint_about_options(
+    batchq: Batchq, stage: Stage, replicas: str, hint: str
+) -> None:
+    assert batchq("submit", "-N", replicas, *TRUE).err.splitlines()[1] == f"hint: {hint}"
+
+
+def test_a_walltime_of_zero_is_refused_without_a_question(batchq: Batchq, stage: Stage) -> None:
+    done = batchq("submit", "--walltime", "0", *TRUE)
+    assert done.code == 1
+    assert "expected more than 0s" in done.err
+    assert "did you mean" not in done.err
+
+
+def test_a_variable_that_no_shell_can_read_gets_a_warning(batchq: Batchq, stage: Stage) -> None:
+    done = batchq("submit", "--env", "1x=3", "--env", "OMP_NUM_THREADS=2", *TRUE)
+    assert done.code == 0
+    assert done.err.splitlines() == [
+        "warning: --env: a shell cannot read a variable with the name '1x'"
+    ]
+
+
+def test_the_hint_about_a_missing_priority_class_makes_one(batchq: Batchq, stage: Stage) -> None:
+    asked = ("submit", "--name", "hurry", "--priority-class", "urgent", *TRUE)
+    hint = batchq(*asked).err.splitlines()[1]
+    made = re.search("echo '(.*)' \\| batchq apply -f -$", hint)
+    assert made is not None
+    assert batchq("apply", "-f", "-", stdin=made[1]).out == "priorityclass urgent created\n"
+    assert batchq(*asked).out == "podgroup default/hurry submitted\n"
+
+
+def test_an_image_without_its_runtime_gets_a_warning(batchq: Batchq, stage: Stage) -> None:
+    stage.furnish(a_node("n1", cpu=4, labels={"batchq/runtime-podman": "no"}))
+    done = batchq("submit", "--name", "boxed", "--image", "ubuntu:22.04", *TRUE)
+    assert done.code == 0
+    assert done.err.splitlines()[0] == (
+        "warning: PodGroup default/boxed cannot start on the existing nodes: no node has podman,"
+        " which its container needs (batchq/runtime-podman=yes)"
+    )

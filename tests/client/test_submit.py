@@ -116,7 +116,7 @@ def test_an_array_starts_with_one_pod(stage: Stage, array: str | int, pods: int)
         ("5-10", "array: expected a range that starts at 0, found '5-10'"),
         ("5", "array: expected a range such as 0-99, found '5'"),
         ("0-99%4", "array: expected a range such as 0-99, found '0-99%4'"),
-        (0, "array: expected 1 to 1000000 pods, found 0"),
+        (0, "array: expected 1 to 1,000,000 pods, found 0"),
     ],
 )
 def test_an_array_is_a_range_from_zero(stage: Stage, array: str | int, message: str) -> None:

@@ -140,7 +140,10 @@ def test_a_missing_priority_class_is_refused(world: World) -> None:
     assert caught.value.message == (
         "PodGroup default/a: spec.priorityClassName: there is no priority class 'high'"
     )
-    assert caught.value.hint == "there is none"
+    assert caught.value.hint == (
+        "there is none; make one: echo '{apiVersion: batchq/v1, kind: PriorityClass, metadata:"
+        " {name: high}, spec: {value: 100}}' | batchq apply -f -"
+    )
 
 
 def test_a_second_default_priority_class_is_refused(world: World) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -184,7 +185,7 @@ def as_gpus(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 
 def as_walltime(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Warn of a walltime without a unit that is too small for seconds."""
-    if value is not None and value.isdigit() and int(value) < _LEAST_SECONDS:
+    if value is not None and value.isdigit() and 0 < int(value) < _LEAST_SECONDS:
         _warn(f"--{param.name} {value} is {value} seconds; did you mean {value}h or {value}m?")
     return value
 
@@ -222,6 +223,10 @@ def as_pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...])
     return pairs
 
 
+#: The names of variables that a shell can read.
+_READABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
 def as_env(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
     """Parse many NAME=VALUE; NAME alone stands for the variable of this environment."""
     pairs = []
@@ -231,6 +236,11 @@ def as_env(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
                 f"expected NAME=VALUE, or NAME of a variable that is set here, found {shown(one)}"
             )
             raise click.BadParameter(text)
+        name = one.partition("=")[0]
+        if any(letter.isspace() for letter in name):
+            raise click.BadParameter(f"the name of a variable has no spaces, found {shown(one)}")
+        if name and not _READABLE.fullmatch(name):
+            show_warning(f"--env: a shell cannot read a variable with the name {shown(name)}")
         pairs.append(one if "=" in one else f"{one}={os.environ[one]}")
     return as_pairs(ctx, param, tuple(pairs))
 

@@ -19,7 +19,7 @@ from graphlib import CycleError, TopologicalSorter
 from msgspec import structs
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.notation import LABEL_MOST, counted
+from batchq.api.notation import LABEL_MOST, counted, label_problem
 from batchq.api.objects import (
     DEFAULT,
     CheckState,
@@ -418,7 +418,15 @@ def _check_priority_class(reader: Reader, group: PodGroup) -> None:
     there = [item.metadata.name for item in reader.list("PriorityClass")]
     raise NotFound(
         f"{title(group)}: spec.priorityClassName: there is no priority class {name!r}",
-        hint=name_hint(name, there),
+        hint=name_hint(name, there) if there else _how_to_make_a_class(name),
+    )
+
+
+def _how_to_make_a_class(name: str) -> str:
+    written = "NAME" if label_problem(name) else name
+    return (
+        "there is none; make one: echo '{apiVersion: batchq/v1, kind: PriorityClass, metadata:"
+        f" {{name: {written}}}, spec: {{value: 100}}}}' | batchq apply -f -"
     )
 
 

@@ -201,9 +201,10 @@ def _cancelled_on_error(client: Client, key: str) -> Iterator[None]:
     except Interrupted:
         # It is cancelled already, or cannot be.
         raise
-    except BaseException:  # anything
+    except BaseException as error:  # anything
+        why = "the command that ran in it was left"
         try:
-            client.cancel(key, reason="the command that ran in it was left")
+            client.cancel(key, reason=error.message if isinstance(error, BatchqError) else why)
         except StoreUnavailable:
             echo(f"PodGroup {key} could not be cancelled: there is no server", err=True)
         except BatchqError:
@@ -217,7 +218,6 @@ def _ended(client: Client, key: str, pods: Sequence[Pod], noted: NotedSignals) -
     Raises Conflict if one of them was lost with its node, so that the group would start again;
     Interrupted.
     """
-    began = {pod.metadata.uid: pod.status.attempt for pod in pods}
     watched = WatchedGroup(client, key, noted, timeout_s=None)
 
     def look() -> Result | None:
@@ -225,11 +225,15 @@ def _ended(client: Client, key: str, pods: Sequence[Pod], noted: NotedSignals) -
             [result] = client.wait([key], timeout_s=_LOOK_S)
             return result
         now = {pod.metadata.uid: pod for pod in pods_of(client, [key])}
-        if any(uid not in now or _is_lost(now[uid], began[uid]) for uid in began):
-            raise Conflict(
-                f"PodGroup {key} has lost a pod, and the command that ran in it",
-                hint="it is cancelled; run the command again",
-            )
+        for pod in pods:
+            latest = now.get(pod.metadata.uid)
+            if latest is None or _is_lost(latest, pod.status.attempt):
+                why = latest and (latest.status.reason or latest.status.last_reason)
+                raise Conflict(
+                    f"PodGroup {key} has lost pod {pod.metadata.name} on node {pod.status.node}"
+                    f"{f' ({why})' if why else ''}, and the command that ran in it",
+                    hint="it is cancelled; run the command again",
+                )
         return None
 
     return awaited(look, watched.answer)
@@ -306,6 +310,7 @@ def _speak(
                 again_at = monotonic() + _AGAIN_S
         elif all(speaker.is_over for speaker in speakers):
             break
+    conversation.restore_terminal()
     for speaker in speakers:
         if speaker.end is not None and speaker.end.message:
             echo(f"{speaker.label}: {speaker.end.message}", err=True)

@@ -8,6 +8,7 @@ was before, whatever ends the conversation.
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import stat
@@ -19,7 +20,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from batchq.api.exec_session import (
     ANSWER_S,
@@ -55,8 +56,11 @@ class Speaker:
         wake: Callable[[], None],
         *,
         prefix: bytes = b"",
+        modes: TerminalModes | None = None,
     ) -> None:
-        """`label` names its pod in errors; `prefix` begins each line of its output."""
+        """`label` names its pod in errors; `prefix` begins each line of its output. `modes` notes
+        what the output sets on the user's terminal.
+        """
         self.label = label
         self.window = SendWindow()
         self.end: ExecEnd | None = None
@@ -68,6 +72,7 @@ class Speaker:
         self._session = session
         self._wake = wake
         self._prefix = prefix
+        self._modes = modes
         self._frames: SimpleQueue[ExecFrame | None] = SimpleQueue()
         #: The last frame that is written, and the last that the node knows to be written.
         self._written = self._acknowledged = 0
@@ -161,6 +166,8 @@ class Speaker:
     def _write_data(self, descriptor: int, data: bytes) -> None:
         if self._prefix:
             data = self._prefixed(descriptor, data)
+        if self._modes is not None:
+            self._modes.note(data)
         while data:
             data = data[os.write(descriptor, data) :]
 
@@ -172,6 +179,44 @@ class Speaker:
             parts.append(line)
             self._is_at_line_start[descriptor] = line.endswith(b"\n")
         return b"".join(parts)
+
+
+class TerminalModes:
+    """What the output of a command has set on the user's terminal and not reset: programs do that
+    when they end, unless they are lost.
+    """
+
+    #: The cursor is shown. Application keys, the mouse, the alternate screen and bracketed paste
+    #: are off.
+    _USUAL: ClassVar[dict[bytes, bytes]] = {b"25": b"h"} | dict.fromkeys(
+        b"1 9 1000 1002 1003 1004 1005 1006 1015 47 1047 1049 2004".split(), b"l"
+    )
+    _SET = re.compile(rb"\x1b\[\?([0-9;]{1,40})([hl])")
+    _LONGEST = 48
+
+    def __init__(self) -> None:
+        self.is_at_line_start = True
+        self._unusual: set[bytes] = set()
+        self._rest = b""
+
+    def note(self, data: bytes) -> None:
+        """Note what a part of the output sets."""
+        # A sequence may be in two parts.
+        whole = self._rest + data
+        for numbers, value in self._SET.findall(whole):
+            for number in numbers.split(b";"):
+                if number in self._USUAL and value != self._USUAL[number]:
+                    self._unusual.add(number)
+                else:
+                    self._unusual.discard(number)
+        begun = whole.rfind(b"\x1b", -self._LONGEST)
+        self._rest = whole[begun:] if begun >= 0 else b""
+        self.is_at_line_start = whole.endswith((b"\n", b"\r"))
+
+    def reset(self) -> bytes:
+        """Return what sets the terminal as it usually is."""
+        unusual, self._unusual = sorted(self._unusual), set()
+        return b"".join(b"\x1b[?%s%s" % (one, self._USUAL[one]) for one in unusual)
 
 
 #: Frames that are written before they are acknowledged; four of data are half a window.
@@ -201,6 +246,7 @@ class Conversation:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._before: dict[int, Any] = {}
         self._attributes: list[Any] | None = None
+        self._modes = TerminalModes() if has_terminal else None
 
     def __enter__(self) -> Conversation:
         handled = [signal.SIGINT, *ENDING]
@@ -217,7 +263,7 @@ class Conversation:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._restore()
+        self.restore_terminal()
         for number, handler in self._before.items():
             signal.signal(number, handler)
         give_up_at = monotonic() + _LEAVING_S
@@ -227,7 +273,7 @@ class Conversation:
     def join(self, session: CommandSession, label: str, *, prefix: bytes = b"") -> Speaker:
         """Add a session."""
         self._given = b""
-        speaker = Speaker(session, label, self.wake, prefix=prefix)
+        speaker = Speaker(session, label, self.wake, prefix=prefix, modes=self._modes)
         self.speakers.append(speaker)
         return speaker
 
@@ -235,6 +281,19 @@ class Conversation:
         """Close a session, and send nothing to it any more."""
         self.speakers.remove(speaker)
         speaker.close()
+
+    def restore_terminal(self) -> None:
+        """Leave the terminal as it was, on a new line unless the command has exited."""
+        if self._modes is not None:
+            data = self._modes.reset()
+            has_exited = all(one.end and one.end.exit_code is not None for one in self.speakers)
+            if not has_exited and not self._modes.is_at_line_start:
+                data += b"\r\n"
+                self._modes.is_at_line_start = True
+            # The terminal may be gone.
+            with suppress(OSError):
+                os.write(_STDOUT, data)
+        self._restore()
 
     def give_again(self) -> bool:
         """Give the input of the latest session to the next one, too, since nothing has read it.

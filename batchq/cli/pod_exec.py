@@ -175,6 +175,7 @@ def converse(client: Client, conversation: Conversation, pod: Pod, command: Exec
     if code is None:
         raise Conflict(f"the command in Pod {name} is over: {speaker.end.message}")
     if speaker.end.message:
+        conversation.restore_terminal()
         echo(f"Pod {name}: {speaker.end.message}", err=True)
     return code
 

@@ -13,7 +13,7 @@ import pytest
 
 from batchq.api.exec_session import INPUT_IS_TAKEN, ExecEnd, ExecFrame, FrameKind
 from batchq.cli import console
-from batchq.cli.console import Conversation, Speaker
+from batchq.cli.console import Conversation, Speaker, TerminalModes
 from batchq.client.pod_commands import CommandSession
 from batchq.errors import Conflict
 
@@ -94,3 +94,20 @@ def test_input_that_nothing_has_read_is_given_to_the_next_session(keyboard: int)
         while len(accepted.input) < 2:
             conversation.turn()
     assert accepted.input == [("stdin", b"one\n"), ("stdin", b"two\n")]
+
+
+@pytest.mark.parametrize(
+    ("output", "reset"),
+    [
+        ([b"\x1b[?2004h$ "], b"\x1b[?2004l"),
+        ([b"\x1b[?2004h$ exit\r\n\x1b[?2004l\r"], b""),
+        ([b"\x1b[?1049;2004h\x1b[", b"?25l", b"text"], b"\x1b[?1049l\x1b[?2004l\x1b[?25h"),
+        ([b"\x1b[?25l", b"\x1b[?25", b"h"], b""),
+        ([b"\x1b[?12h colours \x1b[31m"], b""),
+    ],
+)
+def test_a_terminal_is_reset_to_its_usual_modes(output: Sequence[bytes], reset: bytes) -> None:
+    modes = TerminalModes()
+    for part in output:
+        modes.note(part)
+    assert modes.reset() == reset

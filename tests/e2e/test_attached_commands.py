@@ -163,10 +163,13 @@ def test_a_terminal_is_whole_after_its_agent_was_killed(machine: Machine) -> Non
     machine.up()
     agent = machine.agent("n1")
     with machine.terminal("run", "--pty", "--name", "shell", *SMALL, "--", "sh") as terminal:
-        terminal.type("echo ready=$((6 * 7))\n")
+        terminal.type("printf '\\033[?2004h'; echo ready=$((6 * 7))\n")
         terminal.expect("ready=42")
         kill(agent.pid)
         assert terminal.ended() == 8
+        without_reset = "".join(terminal.shown.split("\x1b[?2004l"))
+        assert without_reset != terminal.shown
+        assert "\nerror: " in without_reset
         assert terminal.attributes() == terminal.before
     with machine.client() as client:
         assert phase(client, "shell") in ("Cancelled", "Failed")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import structs
 
+from batchq.api.containers import lacking_runtime
 from batchq.api.devices import LOCKED, WHOLE, devices_in, uses_of
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
 from batchq.api.node_report import (
@@ -565,10 +566,7 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
             yield _group(
                 name,
                 too_large,
-                "nodes with the names and labels that its pods ask for"
-                if _lacks_labels(group, state.nodes())
-                else "nodes that are large enough for its pods",
-                f"add such nodes, or cancel it (`batchq cancel {name}`) and ask for less",
+                *_awaited_nodes(group, state.nodes(), f"cancel it (`batchq cancel {name}`)"),
             )
         case PodGroupPhase.PENDING if _left_unschedulable(group):
             times = status.backoff_count
@@ -598,11 +596,31 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
             return
 
 
-def _lacks_labels(group: PodGroup, nodes: Sequence[Node]) -> bool:
-    """Return whether no node has the names and labels that a group asks for, of whatever size."""
-    return any(no_node_matches(task.template, nodes) for task in group.spec.tasks) or any(
-        mode == "required" and all(key not in node.metadata.labels for node in nodes)
+def _awaited_nodes(group: PodGroup, nodes: Sequence[Node], cancel: str) -> tuple[str, str]:
+    """Return which nodes a group needs that exceeds all of them, and what to do: no node may have
+    the names and labels that it asks for, of whatever size.
+    """
+    templates = [task.template for task in group.spec.tasks]
+    labels = [node.metadata.labels for node in nodes]
+    for template in templates:
+        if runtime := lacking_runtime(template.node_selector, labels):
+            return (
+                f"a node with {runtime}",
+                f"install {runtime} on a node and restart its worker, or {cancel}",
+            )
+    absent = [
+        key
         for key, mode in group.spec.topology.items()
+        if mode == "required" and all(key not in of_node for of_node in labels)
+    ]
+    if absent or any(no_node_matches(template, nodes) for template in templates):
+        return (
+            "nodes with the names and labels that its pods ask for",
+            f"start workers that have them, or {cancel} and ask for others",
+        )
+    return (
+        "nodes that are large enough for its pods",
+        f"add such nodes, or {cancel} and ask for less",
     )
 
 

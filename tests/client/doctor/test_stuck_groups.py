@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
@@ -49,19 +51,38 @@ def test_a_resource_that_no_node_has_is_reported() -> None:
     assert found.found == "a pod asks for gpu 1, and the largest node has 0"
 
 
-def test_a_label_that_no_node_has_is_not_about_sizes() -> None:
-    boxed = (a_task(node_selector={"batchq/runtime-podman": "yes"}),)
-    group = waiting("wide", age_ms=0, spec={"tasks": boxed})
-    assert finding_of(on_nodes(group, a=4)).expected == (
-        "nodes with the names and labels that its pods ask for"
-    )
-    near = waiting("wide", age_ms=0, spec={"tasks": (a_task(),), "topology": {"rack": "required"}})
-    assert finding_of(on_nodes(near, a=4)).expected == (
-        "nodes with the names and labels that its pods ask for"
-    )
-    assert finding_of(on_nodes(waiting_for(cpu=10), a=4)).expected == (
-        "nodes that are large enough for its pods"
-    )
+@pytest.mark.parametrize(
+    ("template", "topology", "expected", "remedy"),
+    [
+        (
+            {"node_selector": {"batchq/runtime-podman": "yes"}},
+            {},
+            "a node with podman",
+            "install podman on a node and restart its worker",
+        ),
+        (
+            {"node_selector": {"disk": "ssd"}},
+            {},
+            "nodes with the names and labels that its pods ask for",
+            "start workers that have them",
+        ),
+        (
+            {},
+            {"rack": "required"},
+            "nodes with the names and labels that its pods ask for",
+            "start workers that have them",
+        ),
+        ({"requests": {"cpu": 10}}, {}, "nodes that are large enough for its pods", "ask for less"),
+    ],
+)
+def test_what_is_expected_of_nodes_is_what_they_lack(
+    template: dict[str, Any], topology: dict[str, str], expected: str, remedy: str
+) -> None:
+    spec = {"tasks": (a_task(**template),), "topology": topology}
+    found = finding_of(on_nodes(waiting("wide", age_ms=0, spec=spec), a=4))
+    assert found.expected == expected
+    assert remedy in found.remedy
+    assert "`batchq cancel default/wide`" in found.remedy
 
 
 def test_a_pod_whose_request_only_two_nodes_together_could_meet_is_reported() -> None:

@@ -75,7 +75,7 @@ def test_a_resource_that_no_node_has_is_reported() -> None:
         ({"requests": {"cpu": 10}}, {}, "nodes that are large enough for its pods", "ask for less"),
     ],
 )
-def test_what_is_expected_of_nodes_is_what_they_lack(
+def test_nodes_are_expected_to_have_a_runtime_or_labels_or_a_size(
     template: dict[str, Any], topology: dict[str, str], expected: str, remedy: str
 ) -> None:
     spec = {"tasks": (a_task(**template),), "topology": topology}

@@ -299,7 +299,8 @@ def array_size(written: str | int) -> int:
     first, last = int(match[1]), int(match[2])
     if last < first:
         raise UsageError(
-            f"array: the range {written!r} is reversed: expected the smaller number first"
+            f"array: the range {written!r} is reversed: expected the smaller number first",
+            hint=f"as in 0-{first}",
         )
     if first != 0:
         raise UsageError(

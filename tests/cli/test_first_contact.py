@@ -145,6 +145,7 @@ def test_a_request_that_fits_is_accepted_without_a_warning(batchq: Batchq, stage
             ("submit", "--array", "0-9%2", *TRUE),
             "submit the whole range to a queue with a capability, which bounds what runs at once",
         ),
+        (("submit", "--array", "9-0", *TRUE), "as in 0-9"),
         (
             ("submit", "--array", "0-9:2", *TRUE),
             "leave out the step, and multiply $BATCHQ_INDEX by it in the command",

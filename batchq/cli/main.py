@@ -26,6 +26,7 @@ from batchq.cli.output.terminal import (
     echo,
     hide_password,
     leave_out_colors,
+    on_interrupt,
     raw_option,
     replace_closed_streams,
     show_trouble,
@@ -157,7 +158,8 @@ class Commands(click.Group):
         entry = entry_of(cmd_name)
         if entry is None:
             return None
-        module = import_module(f"batchq.cli.{entry.module}")
+        with on_interrupt("interrupted before the command began; nothing was changed"):
+            module = import_module(f"batchq.cli.{entry.module}")
         _collect_from_now_on()
         return cast(click.Command, getattr(module, entry.attribute))
 

@@ -233,19 +233,22 @@ def end_stack(
 
     Raises Interrupted at Ctrl-C, which names the parts that still run.
     """
-    from batchq.daemon import stack
+    hint = "`batchq down` continues, `batchq down --now` does not wait for pods"
+    # A second interrupt may come while the first is answered.
+    with on_interrupt("interrupted while stopping; some parts may still run", hint=hint):
+        from batchq.daemon import stack
 
-    try:
-        return stack.down(
-            home,
-            url=url,
-            keep_server=keep_server,
-            now=now,
-            say=lambda sentence: echo(sentence, err=True),
-        )
-    except KeyboardInterrupt:
-        left = [part.name for part in stack.status(home, url=url).parts if part.pid]
-        raise Interrupted(
-            f"interrupted while stopping; still running: {', '.join(left) or 'nothing'}",
-            hint="`batchq down` continues, `batchq down --now` does not wait for pods",
-        ) from None
+        try:
+            return stack.down(
+                home,
+                url=url,
+                keep_server=keep_server,
+                now=now,
+                say=lambda sentence: echo(sentence, err=True),
+            )
+        except KeyboardInterrupt:
+            left = [part.name for part in stack.status(home, url=url).parts if part.pid]
+            raise Interrupted(
+                f"interrupted while stopping; still running: {', '.join(left) or 'nothing'}",
+                hint=hint,
+            ) from None

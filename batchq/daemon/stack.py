@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from enum import StrEnum
 from importlib.util import find_spec
@@ -33,7 +33,7 @@ from batchq.daemon import embedded_server as embedded
 from batchq.daemon.detached import ProcessFate, Record
 from batchq.daemon.observability.http_server import check_address
 from batchq.daemon.services import Termination, on_hangup
-from batchq.errors import BatchqError, Conflict, InvalidInput, WaitTimedOut
+from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable, WaitTimedOut
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url, read_password, resolve_url
 from batchq.store.redis import RedisStore, open_store
 from batchq.store.urls import shown
@@ -183,6 +183,10 @@ _POLL_S = 0.05
 _WATCH_S = 1.0
 #: A running node counts as ready if its last heartbeat is at most this old.
 _HEARD_WITHIN_MS = 40_000
+#: How lately an agent of another command was heard of that `down` mentions.
+_ELSEWHERE_WITHIN_MS = 20_000
+#: The most agents that `up` starts.
+_MOST_AGENTS = 64
 _SCHEDULER = "scheduler"
 _API = "api"
 _AGENT = "agent-"
@@ -335,6 +339,8 @@ def down(
             _refuse_to_end_anothers(home, records, asked_for)
         agents = {_node_of(record): record for record in records if _is_agent(record)}
         others = [record for record in records if not _is_agent(record)]
+        if not keep_server and (left := _agents_elsewhere(home, agents)):
+            say(f"The server ends for other agents, too: {', '.join(left)}")
         fates = end_agents(home.run, agents, now=now, patience_s=drained_within_s, say=say)
         agent_parts = _ended(home, list(agents.values()), fates)
         ended = _end(home, others, SCHEDULER_ENDS_WITHIN_S)
@@ -608,6 +614,25 @@ def _lacks_password(port: int) -> Conflict:
 def _down_server(home: Home) -> Part:
     state = _state(embedded.stop_server(home))
     return Part(name="server", state=state, log=str(embedded.log_path(home)))
+
+
+def _agents_elsewhere(home: Home, own: Collection[str]) -> list[str]:
+    """Return the nodes that the embedded server has heard of lately, and whose agents `up` has not
+    started here; none if it does not answer.
+    """
+    if embedded.running_server(home) is None:
+        return []
+    store = RedisStore(default_url(home))
+    try:
+        heard_after_ms = store.now_ms() - _ELSEWHERE_WITHIN_MS
+        beats = store.beats()
+    except StoreUnavailable:
+        return []
+    finally:
+        store.close()
+    # An agent of this stack may have ended a moment ago.
+    named = {*own, *detached.node_names(_MOST_AGENTS)}
+    return sorted(name for name, at in beats.items() if at >= heard_after_ms and name not in named)
 
 
 def _server_part(home: Home) -> Part:

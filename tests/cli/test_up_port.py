@@ -1,9 +1,13 @@
-"""`batchq up --port`: allowed addresses; tests/e2e/test_two_users.py tests who may connect."""
+"""`batchq up --port`: allowed addresses; tests/e2e/test_two_users.py tests who may connect. And an
+interrupted `batchq down`.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from batchq.cli import main
+from batchq.daemon import stack
 from tests.cli.conftest import run
 
 
@@ -27,3 +31,31 @@ def test_an_invalid_port_is_refused(port: str) -> None:
     done = run("up", f"--port={port}")
     assert done.code == 2
     assert done.err.splitlines()[0].endswith("expected a number from 1 to 65535")
+
+
+def test_a_down_that_is_interrupted_twice_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stack, "down", interrupted)
+    monkeypatch.setattr(stack, "status", interrupted)
+    done = run("down")
+    assert (done.code, done.out) == (130, "")
+    assert done.err.splitlines() == [
+        "error: interrupted while stopping; some parts may still run",
+        "hint: `batchq down` continues, `batchq down --now` does not wait for pods",
+    ]
+
+
+def test_a_command_that_is_interrupted_while_it_loads_says_that_nothing_was_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "import_module", interrupted)
+    done = run("down")
+    assert done.code == 130
+    assert done.err == "error: interrupted before the command began; nothing was changed\n"

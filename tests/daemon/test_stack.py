@@ -19,6 +19,7 @@ from batchq.daemon.stack import PartState, StackReport, UpOptions
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import URL_VARIABLE, Home, default_url
 from batchq.store.redis import open_store
+from tests.builders import a_node
 from tests.daemon.waiting import catches, until
 
 pytestmark = pytest.mark.e2e
@@ -199,6 +200,20 @@ def test_down_that_is_meant_for_another_server_ends_nothing_here(home: Home) -> 
 def test_down_with_the_stacks_own_url_is_down(home: Home) -> None:
     stack.up(home, UpOptions(agents=0))
     assert states(stack.down(home, url=default_url(home))) == ["ended"] * 2
+
+
+def test_down_names_the_agents_of_other_commands_that_lose_their_server(home: Home) -> None:
+    ensure_server(home)
+    with Client(default_url(home)) as client:
+        [former] = detached.node_names(1)
+        client.apply([a_node("elsewhere"), a_node(former)])
+    store = open_store(default_url(home))
+    store.beat("elsewhere")
+    store.beat(former)
+    store.close()
+    said: list[str] = []
+    stack.down(home, say=said.append)
+    assert said == ["The server ends for other agents, too: elsewhere"]
 
 
 def test_down_now_does_not_wait_for_pods(home: Home) -> None:

@@ -112,7 +112,7 @@ def contradictions(group: PodGroup) -> list[str]:
     if not external and least > MOST_GANG:
         found.append(
             f"spec.minMember: expected at most {MOST_GANG:,} pods that start together, found"
-            f" {least:,}; say minMember: 1 for an array"
+            f" {least:,}; for independent pods, state minMember: 1, or submit an --array"
         )
     available = sum(task.min_available for task in spec.tasks)
     if available > least:

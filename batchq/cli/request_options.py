@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import click
 from batchq.api.containers import RUNTIMES
 from batchq.api.notation import shown
 from batchq.api.objects import Object, PodGroup
-from batchq.api.validation import MOST_GANG, MOST_PORTS, MOST_PROCESSES
+from batchq.api.validation import MOST_PORTS, MOST_PROCESSES
 from batchq.cli.objects import Content, read_content
 from batchq.cli.output.options import DURATION
 from batchq.cli.output.values import (
@@ -24,8 +24,8 @@ from batchq.cli.output.values import (
     as_walltime,
 )
 from batchq.client import Client, Request
-from batchq.client.request import LAUNCHES, MOST_OF_ARRAY, array_size, marked
-from batchq.errors import InvalidInput, UsageError
+from batchq.client.request import LAUNCHES, array_size, marked
+from batchq.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -422,7 +422,6 @@ def requested(client: Client, command: Sequence[str], options: dict[str, Any]) -
         ]
         return content._replace(objects=objects)
     _check_command(command)
-    _check_gang(options)
     request = {name: options[name] for name in OF_REQUEST if name in options}
     request |= {"args": options.get("args") or [], "kwargs": options.get("kwargs") or {}}
     request |= {"command": list(command), "working_dir": str(Path.cwd())}
@@ -435,17 +434,3 @@ def _check_command(command: Sequence[str]) -> None:
             "the command is empty: expected a program as its first word, found ''",
             hint="is it a variable that is not set?",
         )
-
-
-def _check_gang(options: Mapping[str, Any]) -> None:
-    """Refuse a gang that is too large, with the options for fewer pods that start together."""
-    replicas = options.get("replicas")
-    is_gang = options.get("min_member") is None and not options.get("external")
-    if replicas is None or replicas <= MOST_GANG or not is_gang:
-        return
-    array = f"`--array 0-{replicas - 1}` for independent pods, or "
-    raise InvalidInput(
-        f"--replicas: expected at most {MOST_GANG:,} pods that start together, found {replicas:,}",
-        hint=f"use {array if replicas <= MOST_OF_ARRAY else ''}--min-member for fewer that start"
-        " together",
-    )

@@ -467,7 +467,8 @@ TABLE = [
     Bad(
         "a gang with too many pods",
         1,
-        "--replicas: expected at most 50,000 pods that start together, found 1,000,000",
+        "spec.minMember: expected at most 50,000 pods that start together, found 1,000,000; for"
+        " independent pods, state minMember: 1, or submit an --array",
         (*SUBMIT, "-N", "1000000", *CMD),
     ),
     Bad(

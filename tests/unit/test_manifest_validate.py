@@ -281,8 +281,8 @@ CONTRADICTIONS: dict[str, tuple[Any, str]] = {
     ),
     "a gang that no server could start at once": (
         group(task(replicas=50_001)),
-        ("spec.minMember: expected at most 50,000 pods that start together, found 50,001; say"
-        " minMember: 1 for an array"),
+        ("spec.minMember: expected at most 50,000 pods that start together, found 50,001; for"
+        " independent pods, state minMember: 1, or submit an --array"),
     ),
     "more available than a gang": (
         group(task("a", replicas=3, minAvailable=2), task("b", replicas=3, minAvailable=2),

@@ -164,7 +164,7 @@ def as_quantity(resource: str) -> Callback:
         if value is not None:
             _check_quantity(resource, value)
             if resource == "memory" and value.isdigit() and int(value) < _LEAST_BYTES:
-                _warn(f"--{param.name} {value} is {value} bytes; did you mean {value}Gi?")
+                show_warning(f"--{param.name} {value} is {value} bytes; did you mean {value}Gi?")
         return value
 
     return check
@@ -186,12 +186,10 @@ def as_gpus(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 def as_walltime(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Warn of a walltime without a unit that is too small for seconds."""
     if value is not None and value.isdigit() and 0 < int(value) < _LEAST_SECONDS:
-        _warn(f"--{param.name} {value} is {value} seconds; did you mean {value}h or {value}m?")
+        show_warning(
+            f"--{param.name} {value} is {value} seconds; did you mean {value}h or {value}m?"
+        )
     return value
-
-
-def _warn(sentence: str) -> None:
-    show_warning(sentence)
 
 
 def as_json(kind: type[list[Any]] | type[dict[str, Any]]) -> Callback:

@@ -175,14 +175,13 @@ class InnerCommands:
 
     def _open_input(self) -> int:
         """Return where the pod's input is written. Raise NotStarted if that is not possible now."""
-        message = ""
         if self._interior.input is None:
             message = "the input of the pod is not open; submit it with --stdin"
         elif any(inner.order.attaches for inner in self._all()):
             message = INPUT_IS_TAKEN
-        if self._interior.input is None or message:
-            raise NotStarted(PodOutcome(exit_code=_REFUSED, message=message))
-        return self._interior.input
+        else:
+            return self._interior.input
+        raise NotStarted(PodOutcome(exit_code=_REFUSED, message=message))
 
     def owns(self, descriptor: int) -> bool:
         """Whether this is the descriptor of the orders, or of a command."""

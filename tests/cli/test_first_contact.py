@@ -286,25 +286,6 @@ def test_agents_without_cpu_get_a_warning_before_they_start(
     )
 
 
-@pytest.mark.parametrize(
-    ("replicas", "hint"),
-    [
-        (
-            "70000",
-            (
-                "use `--array 0-69999` for independent pods, or --min-member for fewer that start"
-                " together"
-            ),
-        ),
-        ("2000000", "use --min-member for fewer that start together"),
-    ],
-)
-def test_too_large_a_gang_gets_a_hint_about_options(
-    batchq: Batchq, stage: Stage, replicas: str, hint: str
-) -> None:
-    assert batchq("submit", "-N", replicas, *TRUE).err.splitlines()[1] == f"hint: {hint}"
-
-
 def test_a_walltime_of_zero_is_refused_without_a_question(batchq: Batchq, stage: Stage) -> None:
     done = batchq("submit", "--walltime", "0", *TRUE)
     assert done.code == 1

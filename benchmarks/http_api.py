@@ -64,8 +64,9 @@ def measure(
             _rates(direct, through, raw, many, rounds),
             _single(direct, through, runs),
         ]
+        rows += _commands(server.url, address, runs)
+        _forget_groups(raw)
         raw.close()
-    rows += _commands(server.url, address, runs)
     rows.append(_watched(server.url, socket, watchers))
     return rows
 

@@ -228,7 +228,8 @@ def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
     if group.next_pod is not None:
         return _start_next_pod(session, group, group.next_pod, growing)
     # 2. Nodes may have changed since a group reserved, so that no empty node takes it any more.
-    if group.reserved and not blockers(session, group) and _cannot_be_placed(session, group):
+    is_reserved = group.reserved
+    if is_reserved and not blockers(session, group) and _cannot_be_placed(session, group):
         return True
     # 3. Limits, plugins and nodes are asked.
     if group.record.spec.topology and may_choose(group):
@@ -240,7 +241,7 @@ def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
         _keep_reasons(session, group, places, wanted=wanted)
         return False
     # 4. The group is admitted, unless a permit is missing: then it reserves.
-    waits_for = [] if group.reserved else session.refusals_at("permit", group)
+    waits_for = [] if is_reserved else session.refusals_at("permit", group)
     with Statement(session) as statement:
         if waits_for:
             reserve(statement, group, f"reserved {describe(group.reservation)}")

@@ -5,7 +5,7 @@ The caller owns the Statement and decides what to do with a gang that was only p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from batchq.api.lifecycle import PodPhase
@@ -279,7 +279,14 @@ def least_first(session: Session, group: GroupState) -> list[Pod]:
 
 def pending_pods(session: Session, group: GroupState) -> list[Pod]:
     """Return the pods without a node that no gate holds, by podOrder plugins, task and index."""
-    pods = list(_pending(group))
+    admission, gated = group.status.admission, group.shape.gated
+    pods = [
+        pod
+        for pod in group.live_pods.values()
+        if pod.status.phase == _PENDING
+        and pod.status.admission == admission
+        and not ((gated or pod.spec.scheduling_gates) and group.is_held_back(pod))
+    ]
     if len(pods) < 2:
         return pods
     firsts = {shape.task.name: shape.first for shape in group.tasks}
@@ -294,12 +301,3 @@ def pending_pods(session: Session, group: GroupState) -> list[Pod]:
         for place, pod in enumerate(pods)
     ]
     return [pods[key[-1]] for key in sorted(keys)]
-
-
-def _pending(group: GroupState) -> Iterator[Pod]:
-    admission, gated = group.status.admission, group.shape.gated
-    for pod in group.live_pods.values():
-        if pod.status.phase != _PENDING or pod.status.admission != admission:
-            continue
-        if not ((gated or pod.spec.scheduling_gates) and group.is_held_back(pod)):
-            yield pod

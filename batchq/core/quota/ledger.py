@@ -193,42 +193,37 @@ class LedgerView:
         """Update the sums to the current state of the group and of the preemptors that it is
         pledged to.
         """
-        self._recharge(group)
-        self.changed_groups.append(group)
-        if self.preemptors and (preemptors := self.preemptors.get(group.uid)):
-            for preemptor in list(preemptors.values()):
-                self._recharge(preemptor)
-                self.changed_groups.append(preemptor)
+        preemptors = self.preemptors.get(group.uid) if self.preemptors else None
+        for one in (group, *preemptors.values()) if preemptors else (group,):
+            uid = one.uid
+            self.changed_groups.append(one)
+            new = one.charge_with_count()
+            new_owed = self._owed_now(one) if one.status.pledge.victims else _NOTHING_OWED
+            old, old_owed = self._charges.get(uid, _NOTHING), self._owed.get(uid, _NOTHING_OWED)
+            if (new is old or new == old) and new_owed == old_owed:
+                continue
+            if new_owed or old_owed:
+                for scope in one.scopes:
+                    before = minus(old, old_owed[scope]) if old_owed.get(scope) else old
+                    after = minus(new, new_owed[scope]) if new_owed.get(scope) else new
+                    if before != after:
+                        self._move(scope, before, after)
+                self._owed[uid] = new_owed
+            else:
+                self._move_alike(one, old, new)
+            self._charges[uid] = new
+            if new:
+                held = self.holding.get(one.queue)
+                if held is None:
+                    held = self.holding[one.queue] = {}
+                held[uid] = one
+            else:
+                self.holding.get(one.queue, {}).pop(uid, None)
+            self.version += 1
 
     def add(self, scope: str, amounts: Amounts) -> None:
         """Add an amount that no group is charged for; used for planning."""
         self._move(scope, {}, amounts)
-
-    def _recharge(self, group: GroupState) -> None:
-        uid = group.uid
-        new = group.charge_with_count()
-        new_owed = self._owed_now(group) if group.status.pledge.victims else _NOTHING_OWED
-        old, old_owed = self._charges.get(uid, _NOTHING), self._owed.get(uid, _NOTHING_OWED)
-        if (new is old or new == old) and new_owed == old_owed:
-            return
-        if new_owed or old_owed:
-            for scope in group.scopes:
-                before = minus(old, old_owed[scope]) if old_owed.get(scope) else old
-                after = minus(new, new_owed[scope]) if new_owed.get(scope) else new
-                if before != after:
-                    self._move(scope, before, after)
-            self._owed[uid] = new_owed
-        else:
-            self._move_alike(group, old, new)
-        self._charges[uid] = new
-        if new:
-            held = self.holding.get(group.queue)
-            if held is None:
-                held = self.holding[group.queue] = {}
-            held[uid] = group
-        else:
-            self.holding.get(group.queue, {}).pop(uid, None)
-        self.version += 1
 
     def _owed_now(self, group: GroupState) -> ByScope:
         if self._owed_to is None or not group.reserved:
@@ -247,12 +242,11 @@ class LedgerView:
             more = {
                 name: units for name in names if (units := after.get(name, 0) - before.get(name, 0))
             }
-        parts = list(more.items())
         for scope in group.scopes:
             sums = self.sums.get(scope)
             if sums is None:
                 sums = self.sums[scope] = {}
-            for name, units in parts:
+            for name, units in more.items():
                 if now := sums.get(name, 0) + units:
                     sums[name] = now
                 else:

@@ -244,7 +244,7 @@ class GroupState:
     @property
     def reserved(self) -> bool:
         """Return whether it holds a reservation."""
-        return self.status.reserved_at is not None and self.phase not in TERMINAL
+        return self.status.reserved_at is not None and self.status.phase not in TERMINAL
 
     @property
     def held(self) -> Amounts:
@@ -517,7 +517,8 @@ class GroupState:
                 continue
             # Pods of one task share their requests.
             if pod.spec.requests is not stated:
-                self._put_on_nodes(requests, number)
+                if number:
+                    self._put_on_nodes(requests, number)
                 stated, requests, number = pod.spec.requests, self.requests_of(pod), 0
             number += sign
             if not pod.status.terminating:
@@ -574,7 +575,7 @@ class GroupState:
         """Return the status and held amounts of the calculation, then the charge without and with
         count.
         """
-        status, held = self.status, self.held
+        status, held = self.status, self.held if self.is_external else self._on_nodes
         known = self._charged
         if known is None or known[0] is not status or known[1] is not held:
             charge = self.charge_holding(held)
@@ -591,12 +592,16 @@ class GroupState:
 
     def charge_holding(self, held: Amounts) -> Amounts:
         """Return the charge if its pods held this much."""
-        if not self.reserved:
+        status = self.status
+        if status.reserved_at is None or status.phase in TERMINAL:
+            # As `reserved`, which would be called for each change of each group.
             return held
-        reservation = self.status.reservation
+        reservation = status.reservation
         # Most groups hold no more than their reservation.
-        charge = reservation if covers(reservation, held) else larger(held, reservation)
-        extra = self.status.pledge.extra
+        charge = reservation
+        if held and not covers(reservation, held):
+            charge = larger(held, reservation)
+        extra = status.pledge.extra
         return plus(charge, extra) if extra else charge
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import structs
@@ -129,9 +129,17 @@ def set_condition(
 
 def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> None:
     """Pending -> InQueue: store the reservation (which may be empty) and count the admission."""
-    now_ms = statement.session.now_ms
-    conditions = _on_admission(statement.session, group, reservation)
-    admitted = _set(
+    last = statement.session.get(LAST_ADMISSION)
+    former, asked = group.status, (reservation, group.left_out, group.domain, group.is_elastic)
+    if not last or last[0] != former or last[1] != asked:
+        last[:] = former, asked, _admitted(statement.session, group, reservation)
+    statement.put_status(group, last[2])
+    statement.say(intents.AdmitGroup(group=group.key, admission=group.status.admission))
+
+
+def _admitted(session: Session, group: GroupState, reservation: Amounts) -> PodGroupStatus:
+    now_ms = session.now_ms
+    return _set(
         group.status,
         phase=PodGroupPhase.IN_QUEUE,
         admission=group.status.admission + 1,
@@ -150,10 +158,8 @@ def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> N
         reasons=(),
         claim=_NO_CLAIM,
         reported=final_reports(group.status) if group.is_elastic else {},
-        conditions=conditions,
+        conditions=_on_admission(session, group, reservation),
     )
-    statement.put_status(group, admitted)
-    statement.say(intents.AdmitGroup(group=group.key, admission=group.status.admission))
 
 
 def _on_admission(
@@ -580,6 +586,10 @@ def requeue(statement: Statement, group: GroupState, pod: Pod) -> None:
     statement.put_pod(group, _set(pod, status=status))
     statement.say(intents.RequeuePod(group=group.key, pod=pod_name(pod), uid=pod.metadata.uid))
 
+
+#: The status of the group that was admitted last before it was, the other inputs to its status, and
+#: its status: most groups are admitted like the group before, and share its status.
+LAST_ADMISSION: StateKey[list[Any]] = StateKey("last admission", lambda _: [])
 
 #: Reservation -> the conditions of groups first admitted with it, in a session.
 FIRST_CONDITIONS: StateKey[dict[tuple[tuple[str, int], ...], tuple[Condition, ...]]] = StateKey(

@@ -56,14 +56,12 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "describe": CommandEntry("describe", "describe", "Show everything about one object."),
         "why": CommandEntry("why", "why", "Explain why a group waits, and what to do about it."),
         "events": CommandEntry("describe", "events", "List events, or follow them (-w)."),
-        "logs": CommandEntry("pod_output", "logs", "Print the output of a group's pods."),
+        "logs": CommandEntry("wait", "logs", "Print the output of a group's pods."),
         "alloc": CommandEntry("allocation", "alloc", "Hold pods while a command runs here."),
         "rsh": CommandEntry("allocation", "rsh", "Run a command on a node of an allocation."),
         "exec": CommandEntry("pod_exec", "exec_", "Run a command in a running pod."),
         "attach": CommandEntry("pod_exec", "attach", "Follow the output of a running pod."),
-        "result": CommandEntry(
-            "pod_output", "result", "Print what a group's functions have returned."
-        ),
+        "result": CommandEntry("wait", "result", "Print what a group's functions have returned."),
         "progress": CommandEntry("wait", "progress", "Follow groups until they have ended."),
         "wait": CommandEntry("wait", "wait", "Wait for groups; the exit code says how they ended."),
         "cancel": CommandEntry("wait", "cancel", "End groups."),
@@ -104,11 +102,11 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "registrar": CommandEntry("api", "registrar", "Make users of nodes for the API."),
         "access": CommandEntry("access_rights", "access", "Give and explain roles of the API."),
         "token": CommandEntry("access_rights", "token", "Create and revoke tokens of the API."),
-        "login": CommandEntry("login", "login", "Check a token for an API, and store it."),
-        "logout": CommandEntry("login", "logout", "Revoke the stored token, and remove it."),
-        "whoami": CommandEntry("login", "whoami", "Show your user and roles at the API."),
+        "login": CommandEntry("api", "login", "Check a token for an API, and store it."),
+        "logout": CommandEntry("api", "logout", "Revoke the stored token, and remove it."),
+        "whoami": CommandEntry("api", "whoami", "Show your user and roles at the API."),
         "connect": CommandEntry(
-            "login", "connect", "For ssh: pass a connection on to the API's socket."
+            "api", "connect", "For ssh: pass a connection on to the API's socket."
         ),
     },
     "Try and measure": {

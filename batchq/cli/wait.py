@@ -1,13 +1,17 @@
-"""`batchq wait`, `progress`, `cancel`, `suspend` and `resume`: follow groups, and change them."""
+"""Submitted groups: `batchq wait` and `progress` follow them, `logs` and `result` print what they
+wrote and returned, and `cancel`, `suspend` and `resume` change their course.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
+from batchq.api.objects import PodGroup
 from batchq.api.views import Result
 from batchq.cli.output.forms import Output, report
 from batchq.cli.output.options import (
@@ -18,19 +22,20 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.terminal import raw_option, show_trouble
+from batchq.cli.output.render import Table, show_table
+from batchq.cli.output.terminal import echo, raw_option, show_trouble
 from batchq.cli.output.values import (
     exit_code_of,
     following,
+    group_key,
     group_keys,
     left_of,
     print_results,
     seconds_of,
     warn_if_no_leader,
 )
-from batchq.cli.run import looks
 from batchq.client import Client
-from batchq.errors import Conflict, NotFound, Rejected
+from batchq.errors import Conflict, NotFound, Rejected, UsageError
 
 if TYPE_CHECKING:
     from batchq.api.views import Goal
@@ -53,6 +58,8 @@ def follow(client: Client, keys: Sequence[str], *, err: bool = False) -> Sequenc
 
     Raises NotFound, also if a group is deleted meanwhile.
     """
+    from batchq.cli.run import looks
+
     with client.patiently():
         for key in keys:
             client.get("PodGroup", key)
@@ -188,3 +195,146 @@ def _act_on_each(
                 show_trouble(error, as_json=not output.for_people)
                 exit_code = exit_code or error.exit_code
     return exit_code
+
+
+def _as_attempt(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> int | Literal["all"] | None:
+    if text is None:
+        return None
+    if text == "all":
+        return "all"
+    if text.isascii() and text.isdigit() and len(text) <= 6 and int(text):
+        return int(text)
+    raise click.BadParameter(f"expected a number from 1, or all, found {text[:80]!r}")
+
+
+@click.command(
+    epilog=examples(
+        "batchq logs train-1",
+        "batchq logs train-1 -f --prefix",
+        "batchq logs train-1 --pod main-0 --tail 20",
+        "batchq logs train-1 --attempt 1",
+        "batchq logs train-1 --attempt all --prefix",
+    )
+)
+@click.argument("name")
+@namespace_option
+@click.option("-f", "--follow", is_flag=True, help="Follow until the group's processes have ended.")
+@click.option("--pod", default="", help="Only this pod: its name, or TASK-INDEX.")
+@click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each pod.")
+@click.option(
+    "--attempt",
+    callback=_as_attempt,
+    metavar="NUMBER|all",
+    help="This attempt of each pod, from 1, or all of them.  [default: the latest]",
+)
+@raw_option
+@click.option(
+    "--prefix",
+    is_flag=True,
+    help="Begin each line with the name of its pod; with --attempt all, also with its attempt.",
+)
+@output_option("text", "json")
+@pass_globals
+def logs(
+    shared: Globals,
+    name: str,
+    namespace: str,
+    follow: bool,
+    pod: str,
+    tail: int | None,
+    attempt: int | Literal["all"] | None,
+    prefix: bool,
+    output: Output,
+) -> None:
+    """Print the output of the group NAME's pods, at most the newest MiB of each.
+
+    stdout and stderr of a pod are merged in their order; with -o json each line names its stream.
+    The output of every attempt is kept for seven days. Attempts are counted from 1, and from 1
+    again when the group is admitted again or the server is restarted.
+    """
+    if follow and attempt is not None:
+        raise UsageError("--attempt and -f exclude each other: only the latest attempt goes on")
+    key = group_key(name, namespace)
+    with following(shared, [key], patience_s=None if follow else 0.0) as client:
+        count = 0
+        for line in client.logs(key, follow=follow, pod=pod, tail=tail, attempt=attempt):
+            count += 1
+            name_of_line = f"{line.pod} attempt {line.attempt}" if attempt == "all" else line.pod
+            output.line(line, f"{name_of_line}: {line.text}" if prefix else line.text)
+            if follow:
+                sys.stdout.flush()
+        if not count:
+            echo(_why_nothing(client, key, attempt), err=True)
+
+
+def _why_nothing(client: Client, key: str, attempt: int | Literal["all"] | None) -> str:
+    group = client.get("PodGroup", key)
+    assert isinstance(group, PodGroup)
+    if group.spec.controller == "external":
+        what = "it is external: the consumer that ran it has its output"
+        return f"PodGroup {key} is {group.status.phase}; {what}"
+    started = any(pod.status.attempt for pod in client.pods(group))
+    if started and isinstance(attempt, int):
+        return (
+            f"PodGroup {key} is {group.status.phase}; attempt {attempt} of its pods has no output"
+        )
+    what = "its pods have no output" if started else "none of its pods has started"
+    return f"PodGroup {key} is {group.status.phase}; {what}"
+
+
+@click.command(
+    epilog=examples(
+        "batchq result sums",
+        "batchq result research/sweep -o json --partial",
+        "batchq result sums --timeout 10m",
+    )
+)
+@click.argument("name")
+@namespace_option
+@raw_option
+@click.option(
+    "--partial", is_flag=True, help="Print the existing results, even if the group failed."
+)
+@click.option("--timeout", type=DURATION, help="The longest wait (exit code 124).")
+@output_option("text", "json")
+@pass_globals
+def result(
+    shared: Globals, name: str, namespace: str, partial: bool, timeout: str | None, output: Output
+) -> None:
+    """Print what the functions of the group NAME have returned, as JSON, after it has ended.
+
+    For a group with one pod, prints its result alone; for more pods, each with the pod's name.
+    Results are kept for seven days.
+
+    Exit codes: 6 there is none (the group runs a command, or the result has expired), 10 the group
+    has failed, 11 it was cancelled, 124 timeout.
+    """
+    key = group_key(name, namespace)
+    timeout_s = seconds_of(timeout)
+    with following(shared, [key], patience_s=timeout_s) as client:
+        left_s = left_of(timeout_s, client.waited_s)
+        found = client.results(key, partial=partial, timeout_s=left_s)
+        alone = _has_one_pod(client, key)
+    items = [{"pod": pod, "result": value} for pod, value in found.items()]
+    output.page({"items": items}, lambda: _show(found, alone=alone))
+
+
+def _show(found: Mapping[str, object], *, alone: bool) -> None:
+    if alone:
+        for value in found.values():
+            echo(_text(value))
+    else:
+        rows = tuple((pod, _text(value)) for pod, value in found.items())
+        show_table(Table(("POD", "RESULT"), rows))
+
+
+def _has_one_pod(client: Client, key: str) -> bool:
+    group = client.get("PodGroup", key)
+    assert isinstance(group, PodGroup)
+    return sum(task.replicas for task in group.spec.tasks) == 1
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from batchq.api.objects import Taint
     from batchq.paths import Home
     from batchq.worker.host.accounts import PodAccounts
-    from batchq.worker.host.ports import PortRange
+    from batchq.worker.host.node_resources import PortRange
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 #: A shorter lease could expire on a busy machine before it is renewed, so that its pods would be
@@ -387,7 +387,7 @@ def _api_server(url: str) -> str:
 
 def parse_ports(text: str) -> PortRange:
     """Parse a range of ports such as `61440-65535`. Raises UsageError."""
-    from batchq.worker.host.ports import PortRange
+    from batchq.worker.host.node_resources import PortRange
 
     match = _PORTS.fullmatch(text)
     found = PortRange(int(match[1]), int(match[2])) if match else None

@@ -12,7 +12,7 @@ from batchq.api.objects import Launch, Pod, PodGroup, StopWarning
 from batchq.api.transaction import Transaction, Write
 from batchq.cli.worker import parse_ports
 from batchq.errors import UsageError
-from batchq.worker.host.ports import PortRange
+from batchq.worker.host.node_resources import PortRange
 from tests.builders import a_node
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage

@@ -22,7 +22,7 @@ from batchq.worker.agent.pod_states import Paces, patience_ms, pods_of
 from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.host.device_pool import DevicePool
 from batchq.worker.host.gpu_tools import FoundDevices
-from batchq.worker.host.ports import FIRST_PORT
+from batchq.worker.host.node_resources import FIRST_PORT
 from batchq.worker.rendezvous import is_complete, uids_of_gang
 from batchq.worker.workhorse.leases import VoucherTable
 from tests.faults.horses import Horse

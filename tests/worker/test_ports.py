@@ -13,7 +13,7 @@ import pytest
 from batchq.api.node_report import PodAttempt
 from batchq.store.liveness import own_address
 from batchq.store.redis import RedisStore
-from batchq.worker.host.ports import PortPool, PortRange
+from batchq.worker.host.node_resources import PortPool, PortRange
 from tests.harness.server import Server
 
 A, B, C = (PodAttempt(uid, 1) for uid in "abc")
@@ -74,7 +74,7 @@ def test_two_pools_of_one_machine_give_no_port_twice(
 def test_the_ports_of_an_agent_that_was_killed_are_free(within: PortRange, pool: PortPool) -> None:
     script = (
         "import sys; from batchq.api.node_report import PodAttempt;"
-        " from batchq.worker.host.ports import PortPool, PortRange;"
+        " from batchq.worker.host.node_resources import PortPool, PortRange;"
         f" pool = PortPool(PortRange({within.first}, {within.last}));"
         " print(len(pool.take(PodAttempt('x', 1), 4)), flush=True); sys.stdin.read()"
     )

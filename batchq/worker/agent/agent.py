@@ -95,10 +95,11 @@ from batchq.worker.host.device_pool import own_devices
 from batchq.worker.host.gpu_tools import DeviceCheck
 from batchq.worker.host.node_resources import (
     Enforce,
+    PortPool,
+    PortRange,
     choose_enforcement,
     detect_resources,
 )
-from batchq.worker.host.ports import PortPool, PortRange
 from batchq.worker.host.processes import Signals, child_pids, kill_children, reap_orphans
 from batchq.worker.rq_delivery import PodJob
 from batchq.worker.workhorse.guard import GuardPost

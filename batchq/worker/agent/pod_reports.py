@@ -58,7 +58,7 @@ from batchq.worker.agent.messages import (
 from batchq.worker.agent.pod_states import pods_of
 from batchq.worker.host.device_pool import DevicePool
 from batchq.worker.host.gpu_tools import FoundDevices
-from batchq.worker.host.ports import PortPool, PortRange
+from batchq.worker.host.node_resources import PortPool, PortRange
 from batchq.worker.rendezvous import is_complete, uids_of_gang
 from batchq.worker.workhorse.leases import OwnServer, ServerWatch
 from batchq.worker.workhorse.reporter import ReportSender, author_of, monotonic_ms, send_unsent

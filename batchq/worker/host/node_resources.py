@@ -1,5 +1,5 @@
-"""The resources of this machine: how they are detected, and how pods are held to them; and its
-container runtimes.
+"""The resources of this machine: how they are detected, and how pods are held to them; its
+container runtimes; and the TCP ports that are reserved for pods.
 
 In a container its limits count, not the machine's size: the cpu affinity, the cgroup's cpu quota,
 and the cgroup's memory limit. Pods are held to the memory that they request in one of these ways:
@@ -16,12 +16,14 @@ A pod that requests no memory is not limited.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
 import shutil
+import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -29,6 +31,7 @@ import psutil
 from msgspec import Struct
 
 from batchq.api.containers import AGENT_LABELS, NO, RUNTIME_LABEL, RUNTIMES, YES
+from batchq.api.node_report import PodAttempt
 from batchq.api.notation import resource_problem
 from batchq.api.resources import CPU, MEMORY, describe_quantity, parse_quantity
 from batchq.errors import UsageError
@@ -318,3 +321,91 @@ def _minors(uuids: frozenset[str], root: Path) -> set[str] | None:
     if not uuids <= names.keys():
         return None
     return {names[uuid] for uuid in uuids}
+
+
+#: Above the ports that Linux chooses itself, and those that JAX uses.
+FIRST_PORT, LAST_PORT = 61_440, 65_535
+
+
+class PortRange(Struct, frozen=True):
+    """The ports from `first` to `last`, both included."""
+
+    first: int = FIRST_PORT
+    last: int = LAST_PORT
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+class PortPool:
+    """The TCP ports that an agent reserves for pods with `spec.launch`; owned by its loop.
+
+    Several agents, of several users, may share a machine, and a pod binds its ports only seconds
+    after it was started. So an agent holds a lock on each port for as long as the pod is on its
+    node. The lock is an abstract Unix socket named after the port: the kernel keeps these names for
+    each network namespace, as it does ports, and frees them when the agent ends, however that
+    happens. A lock file would need a folder that all users can write, and containers that share the
+    network of their host would not see it; a socket that is bound to the port itself would have to
+    be closed before the pod binds it, and another agent could take the port in between.
+    """
+
+    def __init__(self, within: PortRange) -> None:
+        self._range = within
+        self._held: dict[PodAttempt, dict[int, socket.socket]] = {}
+        # A gang that restarts gets other ports than before, even on a new agent: what is left of
+        # its former round may still connect to the old ones.
+        self._next = os.getpid() % (within.last - within.first + 1)
+
+    def take(self, holder: PodAttempt, count: int) -> tuple[int, ...]:
+        """Reserve `count` free ports, and return them; empty if there are too few.
+
+        A holder that asks again keeps what it has.
+        """
+        held = self._held.setdefault(holder, {})
+        size = self._range.last - self._range.first + 1
+        for step in range(size):
+            if len(held) >= count:
+                break
+            port = self._range.first + (self._next + step) % size
+            if (lock := _locked(port)) is not None:
+                held[port] = lock
+        if len(held) < count:
+            self.give_back(holder)
+            return ()
+        # After the last one taken, not the highest: the search may have begun again at the first.
+        self._next = (list(held)[-1] + 1 - self._range.first) % size
+        return tuple(held)
+
+    def give_back(self, holder: PodAttempt) -> None:
+        """Release the ports of `holder`, if it has any."""
+        for lock in self._held.pop(holder, {}).values():
+            lock.close()
+
+    def locks(self) -> list[socket.socket]:
+        """Return all locks: a child of the agent closes its copies, or the ports would stay locked
+        for as long as it lives.
+        """
+        return [lock for held in self._held.values() for lock in held.values()]
+
+    def keep(self, holders: Container[PodAttempt] = ()) -> None:
+        """Release the ports of all holders but these."""
+        for holder in [one for one in self._held if one not in holders]:
+            self.give_back(holder)
+
+
+def _locked(port: int) -> socket.socket | None:
+    """Return a lock on a port; None if it is locked or in use."""
+    try:
+        lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    except OSError as trouble:
+        if trouble.errno in (errno.EMFILE, errno.ENFILE):
+            return None
+        raise
+    try:
+        lock.bind(f"\0batchq-port-{port}")
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind(("", port))
+    except OSError:
+        lock.close()
+        return None
+    return lock

@@ -19,8 +19,7 @@ from batchq.api import notation
 from batchq.api.notation import Malformed
 from batchq.config.load import Known
 from batchq.config.model import Expansion, SchedulerConfig, expand, named
-from batchq.core.extension.points import POINTS, Plugin, implemented
-from batchq.core.extension.traits import traits_of
+from batchq.core.extension import POINTS, Plugin, implemented, traits_of
 from batchq.core.session.session import Action
 from batchq.errors import InvalidInput
 from batchq.plugins.capacity import Capacity

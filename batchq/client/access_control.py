@@ -1,6 +1,6 @@
 """Tokens, bindings and the audit trail of the HTTP API, and connections that act for its users.
 
-The text of a token is shown once; the server keeps only what `batchq.api.tokens` says.
+The text of a token is shown once; the server keeps only what `batchq.api.access` says.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs, to_builtins
 
-from batchq.api.access import Binding, Scope, Via
+from batchq.api.access import (
+    Binding,
+    Scope,
+    TokenKind,
+    Via,
+    digest_of_secret,
+    is_signed,
+    signature_of,
+    token_text,
+)
 from batchq.api.exec_session import ExecCommand, ExecFrame
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import PodAttempt
@@ -22,7 +31,6 @@ from batchq.api.notation import counted, subdomain_problem
 from batchq.api.objects import Pod, PodGroup
 from batchq.api.printable import printable
 from batchq.api.times import DAY, HOUR, describe_age, format_instant
-from batchq.api.tokens import TokenKind, digest_of_secret, is_signed, signature_of, token_text
 from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
@@ -41,7 +49,7 @@ from batchq.store.access_records import (
     TokenRecord,
 )
 from batchq.store.exec_channels import ExecChannel
-from batchq.store.schedulers import revision
+from batchq.store.link import read_revision
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -594,7 +602,7 @@ class Delegate:
 
     def revision(self) -> int:
         """Return the count of writes: what is read from now on includes all of these."""
-        return revision(self._store)
+        return read_revision(self._store.link)
 
     def owner_of(self, key: str) -> str | None:
         """Return the user who submitted a group; None if there is no such group."""

@@ -248,12 +248,12 @@ def refuse_live_nodes(store: RedisStore, objects: Iterable[Object]) -> None:
 
 def schedulers(store: RedisStore) -> Schedulers:
     """Return the leader and the running schedulers. Raises StoreUnavailable."""
-    from batchq.store.link import is_damaged
-    from batchq.store.schedulers import attending, revision
+    from batchq.store.link import is_damaged, read_revision
+    from batchq.store.schedulers import attending
 
     leader, there = store.leader(), attending(store)
     try:
-        latest = revision(store)
+        latest = read_revision(store.link)
     except StoreUnavailable as error:
         if not is_damaged(error):
             raise

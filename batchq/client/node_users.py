@@ -21,7 +21,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import msgspec
 from msgspec import Struct, structs
 
-from batchq.api.tokens import digest_of_secret, parse_token
+from batchq.api.access import digest_of_secret, parse_token
 from batchq.api_session import ApiCredentials, ApiSession
 from batchq.client.connection import Access, access, role_named
 from batchq.errors import InvalidInput, StoreUnavailable

@@ -30,7 +30,7 @@ from batchq.config.model import (
     SchedulerFile,
     lacks,
 )
-from batchq.core.extension.points import POINTS
+from batchq.core.extension import POINTS
 from batchq.core.session.snapshot import Settings
 from batchq.errors import InvalidInput
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from batchq.api.notation import Malformed
 from batchq.api.objects import Duration, Factor, Value
 from batchq.api.times import format_duration
-from batchq.core.extension.points import POINTS
+from batchq.core.extension import POINTS
 from batchq.core.session.snapshot import Settings
 
 _TIMES = Settings()

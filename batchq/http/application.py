@@ -23,9 +23,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from batchq.api.access import Identity, Tier, Verb, Visibility
+from batchq.api.access import Identity, Tier, TokenParts, Verb, Visibility, attempt_of
 from batchq.api.printable import printable
-from batchq.api.tokens import TokenParts, attempt_of
 from batchq.api_session import IMPERSONATED, REASON
 from batchq.client import Client
 from batchq.client.access_control import USER, Delegate

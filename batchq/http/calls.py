@@ -21,6 +21,7 @@ from batchq.api.access import (
     Target,
     TargetKind,
     Tier,
+    TokenKind,
     Verb,
     Visibility,
     bindings_of,
@@ -28,7 +29,6 @@ from batchq.api.access import (
     without_names,
 )
 from batchq.api.objects import PodGroup, key_of
-from batchq.api.tokens import TokenKind
 from batchq.api.views import GroupView
 from batchq.client import Client
 from batchq.client.access_control import Actor, Delegate

@@ -31,9 +31,17 @@ from typing import NamedTuple
 from msgspec import UNSET, Struct, structs
 from starlette.datastructures import Headers
 
-from batchq.api.access import AccessRole, Binding, Identity, Scope
+from batchq.api.access import (
+    AccessRole,
+    Binding,
+    Identity,
+    Scope,
+    TokenKind,
+    TokenParts,
+    attempt_of,
+    parse_token,
+)
 from batchq.api.node_report import PodAttempt
-from batchq.api.tokens import TokenKind, TokenParts, attempt_of, parse_token
 from batchq.client.access_control import AccessControl, AccessState, PodHold, TokenRecord
 from batchq.http.problems import ApiProblem, bad_request, forbidden, not_ready, unauthenticated
 

@@ -28,7 +28,7 @@ from msgspec import structs
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, describe_quantity, plus
 from batchq.api.transaction import CLUSTER, queue_scope
-from batchq.core.extension.traits import PluginTraits, RefusesBy, Rule
+from batchq.core.extension import PluginTraits, RefusesBy, Rule
 from batchq.core.forecast.node_timeline import nodes_decide
 from batchq.core.placement.feasibility import fits_when_empty, why_not_when_empty
 from batchq.core.placement.placement import gang_of

@@ -14,7 +14,7 @@ from batchq.api.notation import counted
 from batchq.api.objects import CheckState
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import format_duration
-from batchq.core.extension.traits import LiftingChange, PluginTraits, Rule
+from batchq.core.extension import LiftingChange, PluginTraits, Rule
 from batchq.core.pending.eligibility import (
     is_active,
     names_for,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from batchq.api.notation import Malformed, label_problem
 from batchq.api.objects import Value
-from batchq.core.extension.traits import PluginTraits
+from batchq.core.extension import PluginTraits
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
 

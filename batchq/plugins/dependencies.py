@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.reasons import Verdict, Waiting
-from batchq.core.extension.traits import LiftingChange, PluginTraits
+from batchq.core.extension import LiftingChange, PluginTraits
 from batchq.core.pending.eligibility import WANTED, DependencyState, dependency_state, has_processes
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from batchq.core.extension.traits import PluginTraits
+from batchq.core.extension import PluginTraits
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from batchq.api.objects import gates_of
 from batchq.api.reasons import Verdict, Waiting
-from batchq.core.extension.traits import PluginTraits, Rule
+from batchq.core.extension import PluginTraits, Rule
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 

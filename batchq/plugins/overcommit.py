@@ -31,7 +31,7 @@ from batchq.api.objects import Factor, Value
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import PODS, Amounts, scaled
 from batchq.api.transaction import CLUSTER, queue_scope
-from batchq.core.extension.traits import PluginTraits, RefusesBy
+from batchq.core.extension import PluginTraits, RefusesBy
 from batchq.core.quota.ledger import title_of
 from batchq.core.quota.limit_checks import claim_of, never_fits
 from batchq.core.session.session import Session

@@ -18,7 +18,7 @@ with the class of either group, and with the preemptor's queue.
 from __future__ import annotations
 
 from batchq.api.objects import Pod
-from batchq.core.extension.traits import PluginTraits
+from batchq.core.extension import PluginTraits
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
 

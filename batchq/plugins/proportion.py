@@ -32,7 +32,7 @@ from collections.abc import Mapping
 
 from batchq.api.resources import PODS, Amounts
 from batchq.api.transaction import queue_scope
-from batchq.core.extension.traits import PluginTraits
+from batchq.core.extension import PluginTraits
 from batchq.core.pending.equivalence import QueueState
 from batchq.core.quota.fair_shares import Share, comparable, deserved_of_queues, share_of_queue
 from batchq.core.quota.ledger import given_back

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import namespace_scope
-from batchq.core.extension.traits import PluginTraits, RefusesBy
+from batchq.core.extension import PluginTraits, RefusesBy
 from batchq.core.quota.ledger import title_of
 from batchq.core.quota.limit_checks import claim_of, never_fits, over_limit
 from batchq.core.session.session import Session

@@ -27,7 +27,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Duration, Value
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import parse_duration
-from batchq.core.extension.traits import PluginTraits
+from batchq.core.extension import PluginTraits
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
 

@@ -19,14 +19,12 @@ import msgspec
 import redis
 from msgspec import UNSET, Struct, UnsetType
 
-from batchq.api.access import Binding, Scope, Via
+from batchq.api.access import Binding, Scope, TokenKind, Via
 from batchq.api.objects import Unreadable
-from batchq.api.tokens import TokenKind
 from batchq.errors import Conflict, StoreUnavailable
 from batchq.store import keys, scripts
-from batchq.store.codec import DAMAGE, read_units, whole
 from batchq.store.link import DAMAGED, Link, is_wrong_type
-from batchq.store.records import name_of
+from batchq.store.records import DAMAGE, name_of, read_units, whole
 
 _R = TypeVar("_R", "TokenRecord", "BindingRecord")
 

@@ -49,12 +49,19 @@ from batchq.api.transaction import (
 )
 from batchq.core.quota.ledger import holders_in_store
 from batchq.core.session.snapshot import Snapshot
-from batchq.store import codec, keys, records, scripts
-from batchq.store.codec import DAMAGE, head_of_object
+from batchq.store import keys, records, scripts
 from batchq.store.inspection import Books, read_books
 from batchq.store.link import Link, count_of_writes
 from batchq.store.mirror import HEADS_A_PAGE, head_differs
-from batchq.store.records import field_of_key, key_of_field, read_ledger, read_limits, read_record
+from batchq.store.records import (
+    DAMAGE,
+    field_of_key,
+    head_of_object,
+    key_of_field,
+    read_ledger,
+    read_limits,
+    read_record,
+)
 from batchq.store.redis import RedisStore
 from batchq.store.rules import MOST, Held
 
@@ -331,7 +338,7 @@ def _damaged_heads(kind: str, stored: Mapping[bytes, bytes], books: Books) -> It
         field = records.field_of_key(key)
         head = stored.get(field, b"")
         if not records.is_head(head):
-            yield _Field(kind, field, head, codec.head_of_object(item))
+            yield _Field(kind, field, head, records.head_of_object(item))
     # A head without an object prevents the object's creation.
     unreadable = {one.key for one in books.unreadable if one.kind == kind}
     for field, head in stored.items():
@@ -362,7 +369,7 @@ def _differences(books: Books) -> Iterator[_Field]:
         {
             holder.encode(): books.stored.charges[holder.encode()]
             if books.charges.get(holder) == held
-            else codec.write_charge(held)
+            else records.write_charge(held)
             for holder, held in charges.items()
         },
     )
@@ -376,7 +383,7 @@ def _differences(books: Books) -> Iterator[_Field]:
     wanted = {
         scope.encode(): books.stored.limits[scope.encode()]
         if books.limits.get(scope) == amounts
-        else codec.write_limit(amounts)
+        else records.write_limit(amounts)
         for scope, amounts in limits.items()
     }
     yield from _fields(records.LIMITS, books.stored.limits, wanted | _last_change(books))
@@ -617,7 +624,7 @@ def _held(stored: bytes | None) -> object:
     if stored is None:
         return None
     try:
-        return codec.read_charge(stored)
+        return records.read_charge(stored)
     except DAMAGE:
         return None
 

@@ -25,7 +25,6 @@ from batchq.api.views import Change
 from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.errors import StoreUnavailable
 from batchq.store import keys, scripts
-from batchq.store.codec import DAMAGE, whole
 from batchq.store.keys import Key
 from batchq.store.link import (
     OTHER_TYPE,
@@ -41,6 +40,7 @@ from batchq.store.liveness import damaged_in
 from batchq.store.mirror import Trimmed, after_change, read_changes
 from batchq.store.node_channels import EVERYTHING
 from batchq.store.records import (
+    DAMAGE,
     field_named,
     field_of_key,
     name_of,
@@ -50,6 +50,7 @@ from batchq.store.records import (
     read_ledger,
     read_limits,
     read_outbox,
+    whole,
 )
 from batchq.store.redis import RedisStore
 from batchq.store.rules import Held

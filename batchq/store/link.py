@@ -25,9 +25,9 @@ from batchq import __version__
 from batchq.errors import StoreUnavailable
 from batchq.paths import URL_VARIABLE, is_own_server
 from batchq.store import urls
-from batchq.store.codec import whole
 from batchq.store.keys import ACCESS, REVISION, SCHEDULERS
 from batchq.store.outage import Patience
+from batchq.store.records import whole
 from batchq.store.scripts import ALL, Script
 from batchq.store.sentinel import NoPrimary, PrimaryPool
 from batchq.store.urls import (

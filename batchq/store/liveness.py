@@ -23,9 +23,9 @@ from msgspec import Struct
 from batchq.api.node_report import PodAttempt, subject_of_pod
 from batchq.api.objects import Unreadable
 from batchq.core.session.snapshot import ContactStanding
-from batchq.store import codec, keys, scripts
+from batchq.store import keys, scripts
 from batchq.store.link import OTHER_TYPE, AddCall, Link, answers_of
-from batchq.store.records import head_of, name_of
+from batchq.store.records import head_of, name_of, whole
 
 _BEAT = b"beat"
 _RUN = b"run"
@@ -382,7 +382,7 @@ def standing_of(
     `runs`: the run of the server under which each node has reported.
     """
     run, generation, since = server
-    began, restarted_at = codec.whole(generation), codec.whole(since)
+    began, restarted_at = whole(generation), whole(since)
     # The next leader rewrites malformed numbers.
     if run is None or began is None or restarted_at is None:
         return ContactStanding(contact_since=contact.since)

@@ -20,7 +20,7 @@ from batchq.api.objects import KINDS, Node, Object, PodGroup, Unreadable
 from batchq.api.views import Change
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import StoreUnavailable
-from batchq.store import codec, keys, records
+from batchq.store import keys, records
 from batchq.store.link import Link, count_of_writes, is_wrong_type, read_revision
 from batchq.store.liveness import (
     Alive,
@@ -81,7 +81,7 @@ def after_change(revision: int) -> str:
     return f"{revision}-{2**64 - 1}"
 
 
-def read_changes(reply: Any, after: int, decode: Decode = codec.read_object) -> list[Change]:
+def read_changes(reply: Any, after: int, decode: Decode = records.read_object) -> list[Change]:
     """Return the changes in an XREAD's reply, decoding objects by `decode`.
 
     Raises Trimmed if the first does not follow `after`, or if batchq cannot have written one of
@@ -119,7 +119,7 @@ def _change(raw_id: bytes, fields: dict[bytes, bytes], decode: Decode) -> Change
 
 
 def _repair(fields: dict[bytes, bytes]) -> tuple[str, int] | None:
-    key, was = fields[b"repaired"].decode(), codec.whole(fields.get(b"was"))
+    key, was = fields[b"repaired"].decode(), records.whole(fields.get(b"was"))
     return (key, was) if key in (keys.REVISION, keys.CHANGES) and was is not None else None
 
 
@@ -327,7 +327,7 @@ class Mirror:
     def _head(self, kind: str, key: str) -> bytes | None:
         here = self.here(kind, key)
         if here is not None:
-            return codec.head_of_object(here)
+            return records.head_of_object(here)
         # An unreadable object has no known head.
         return None if (kind, key) in self._unreadable else b""
 

@@ -29,8 +29,7 @@ from batchq.api.objects import Pod, PodGroup
 from batchq.api.resources import ONE_POD, PODS
 from batchq.api.transaction import Delivery, node_scope
 from batchq.errors import StoreUnavailable
-from batchq.store import codec, keys, scripts
-from batchq.store.codec import DAMAGE
+from batchq.store import keys, records, scripts
 from batchq.store.link import (
     ANSWER_TIMEOUT_S,
     LONGEST_BLOCK_MS,
@@ -45,6 +44,7 @@ from batchq.store.link import (
 from batchq.store.liveness import Renewal, renewal_of
 from batchq.store.mirror import PAGE, read_many
 from batchq.store.records import (
+    DAMAGE,
     field_of_key,
     head_of,
     key_of_field,
@@ -254,7 +254,7 @@ class ReportQueues:
         stored = self._link.ask(
             lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.COUNTS))
         )
-        found = {name_of(name): codec.whole(stored[name]) for name in sorted(stored)}
+        found = {name_of(name): records.whole(stored[name]) for name in sorted(stored)}
         return {name: count for name, count in found.items() if count is not None}
 
     def _take_out(self, places: Sequence[tuple[str, bytes, bytes]]) -> None:
@@ -319,7 +319,7 @@ def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> QueuedReport | N
         )
         return None
     return QueuedReport(
-        node=node, subject=name, report=report, raw=raw, pod=codec.pod_if_readable(pod)
+        node=node, subject=name, report=report, raw=raw, pod=records.pod_if_readable(pod)
     )
 
 
@@ -634,7 +634,7 @@ _A_COMMAND = 1_000
 
 def add_taking_out(pipeline: Any, deliveries: Sequence[Delivery]) -> None:
     """Remove these from the outbox, with the rest of the pipeline. Safe to repeat."""
-    fields = [codec.delivery_field(delivery) for delivery in deliveries]
+    fields = [records.delivery_field(delivery) for delivery in deliveries]
     for start in range(0, len(fields), _A_COMMAND):
         pipeline.hdel(keys.OUTBOX, *fields[start : start + _A_COMMAND])
 

@@ -21,8 +21,7 @@ from batchq.api.transaction import Answer, Commit, Delivery, Event, Ledger, Tran
 from batchq.api.views import Change
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import StoreUnavailable, UnreadableRecord
-from batchq.store import codec, keys, scripts
-from batchq.store.codec import Written
+from batchq.store import keys, records, scripts
 from batchq.store.link import (
     LONGEST_BLOCK_MS,
     Asked,
@@ -56,6 +55,7 @@ from batchq.store.node_channels import (
 )
 from batchq.store.outage import Backoff, Outage
 from batchq.store.records import (
+    Written,
     error_of,
     field_named,
     field_of_key,
@@ -100,18 +100,18 @@ def calls_of(
     the delivery of what they bind if there is a `deliverer`. `audits` has an audit record for each
     transaction, written with it.
     """
-    kinds = codec.kinds_of(transactions)
-    places = codec.places_of(kinds)
+    kinds = records.kinds_of(transactions)
+    places = records.places_of(kinds)
     needed = _commit_keys(transactions, kinds, led=led)
     former, begin = "", 0
-    written = (codec.write_transaction(well_formed(one), places) for one in transactions)
+    written = (records.write_transaction(well_formed(one), places) for one in transactions)
     for place, some in enumerate(_parts(transactions, written)):
         own = keys.request(f"{request_id}.{place}")
         audit_keys = (keys.AUDIT, keys.ACCESS_STATE) if audits else ()
         names = (own, *(name or own for name in needed), *audit_keys)
         values = chain.from_iterable(one.values for one in some)
         audited = audits[begin : begin + len(some)]
-        call: Call = (names, (codec.joined(some), *arguments, former, *values, *audited))
+        call: Call = (names, (records.joined(some), *arguments, former, *values, *audited))
         behind = [
             (scripts.ACKNOWLEDGE, one)
             for one in removals(own, acknowledged[begin : begin + len(some)])
@@ -533,7 +533,7 @@ class RedisStore:
             replies, handed = self._run_commit(trip, transactions, led=epoch is not None)
             delivered += handed
             for reply in replies:
-                some, revision = codec.read_answers(reply)
+                some, revision = records.read_answers(reply)
                 answers.extend(some)
         if not transactions:
             revision = self._revision()
@@ -550,7 +550,7 @@ class RedisStore:
         except StoreUnavailable as error:
             if not is_forbidden(error):
                 raise
-            kinds = codec.kinds_of(transactions)
+            kinds = records.kinds_of(transactions)
             raise forbidden(error, kinds=kinds, leads=led) from error.__cause__
         pairs = list(zip(asked, answers, strict=True))
         replies = [answer for (script, _), answer in pairs if script is scripts.COMMIT]
@@ -581,7 +581,7 @@ class RedisStore:
         since = self._link.ask(
             lambda client: cast("bytes | None", client.hget(keys.SERVER, "since"))
         )
-        return codec.whole(since) or 0
+        return records.whole(since) or 0
 
     def resign(self, identity: str) -> None:
         """Give the leader's lease back, if it is still held."""
@@ -591,8 +591,8 @@ class RedisStore:
         """Return the present or last leader; None without a valid record of its lease."""
         stored = self._hash(keys.LEADER)
         epoch, expires_at = (
-            codec.whole(stored.get(b"epoch")),
-            codec.whole(stored.get(b"expires_at")),
+            records.whole(stored.get(b"epoch")),
+            records.whole(stored.get(b"expires_at")),
         )
         if epoch is None or expires_at is None or b"identity" not in stored:
             return None

@@ -20,9 +20,8 @@ from batchq.api.transaction import (
     Transaction,
     objects_scope,
 )
-from batchq.store import codec, keys, scripts
-from batchq.store.link import read_revision
-from batchq.store.records import name_of, read_ledger, read_limits
+from batchq.store import keys, scripts
+from batchq.store.records import DAMAGE, name_of, read_ledger, read_limit, read_limits
 from batchq.store.redis import RedisStore
 
 
@@ -62,14 +61,6 @@ def attending(store: RedisStore) -> Sequence[SchedulerEntry]:
     oldest = store.now_ms() - keys.SCHEDULERS_TTL_S * 1000
     found = [read_entry(identity, stored[identity]) for identity in sorted(stored)]
     return [one for one in found if one is not None and one.seen_at >= oldest]
-
-
-def revision(store: RedisStore) -> int:
-    """Return the count of writes, which is the revision of an up-to-date mirror.
-
-    Raises StoreUnavailable.
-    """
-    return read_revision(store.link)
 
 
 #: A scheduler's entry. The script removes malformed ones.
@@ -125,8 +116,8 @@ def read_object_limit(store: RedisStore) -> int | None:
         lambda client: cast("bytes | None", client.hget(keys.LIMITS, EVERY_NAMESPACE))
     )
     try:
-        units = codec.read_limit(stored or b"{}").get(POD_GROUPS)
-    except codec.DAMAGE:
+        units = read_limit(stored or b"{}").get(POD_GROUPS)
+    except DAMAGE:
         return None
     return None if units is None else units // ONE_GROUP
 

@@ -23,7 +23,7 @@ from rq.utils import now, utcformat
 from batchq.api.node_report import PodAttempt
 from batchq.api.transaction import Delivery, Transaction
 from batchq.errors import StoreUnavailable
-from batchq.store import codec, keys
+from batchq.store import keys, records
 from batchq.store.keys import RQ_TTL_S, node_of_rq
 from batchq.store.link import Call, is_forbidden, is_wrong_type
 from batchq.store.node_channels import (
@@ -365,7 +365,7 @@ class Relay:
         for place, delivery in bound:
             attempt = PodAttempt(delivery.pod, delivery.attempt)
             names.append(_key(queues[delivery.node], Job.key_for(attempt.id)))
-            arguments += (place, nodes.index(delivery.node) + 1, codec.delivery_field(delivery))
+            arguments += (place, nodes.index(delivery.node) + 1, records.delivery_field(delivery))
             arguments += (attempt.id, _payload(attempt))
         return [(names, arguments)]
 

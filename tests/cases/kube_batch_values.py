@@ -10,7 +10,7 @@ import pytest
 from batchq.api.resources import Amounts, larger, minus, named, parse_quantity, plus, smaller
 from batchq.assembly import BUILTIN_PLUGINS, assemble
 from batchq.config.load import read_config
-from batchq.core.extension.points import POINTS
+from batchq.core.extension import POINTS
 from batchq.core.quota.fair_shares import share_of
 from batchq.errors import InvalidInput
 from batchq.lab.simulation.player import WorldRun, play

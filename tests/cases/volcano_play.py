@@ -15,7 +15,7 @@ import yaml
 from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.core.extension.points import Plugin, everywhere
+from batchq.core.extension import Plugin, everywhere
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.lab.simulation.player import WorldRun

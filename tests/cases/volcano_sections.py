@@ -10,7 +10,7 @@ from typing import Any
 
 from batchq.api.resources import parse_quantity
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
-from batchq.core.extension.points import Plugin, everywhere
+from batchq.core.extension import Plugin, everywhere
 from batchq.core.preemption.protection import vote
 from batchq.core.session.open_session import open_session
 from batchq.core.session.session import Session

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from batchq.api.access import parse_token
 from batchq.api.objects import PodGroup
-from batchq.api.tokens import parse_token
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage
 from tests.harness.server import Server

@@ -14,7 +14,7 @@ from batchq.cli.config import checked_config
 from batchq.cli.main import main
 from batchq.config.load import load_config
 from batchq.config.model import DEFAULT_PLUGINS
-from batchq.core.extension.points import POINTS
+from batchq.core.extension import POINTS
 from batchq.errors import InvalidInput
 from tests.cli.conftest import Ran, run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from batchq.api.tokens import parse_token
+from batchq.api.access import parse_token
 from tests.e2e.machine import QUICK_AGENT, Machine, group, phase, until
 from tests.harness import fork_server
 

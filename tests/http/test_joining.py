@@ -19,8 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from batchq.api.access import parse_binding
-from batchq.api.tokens import digest_of_secret
+from batchq.api.access import digest_of_secret, parse_binding
 from batchq.client.access_control import Actor, Delegate
 from batchq.client.node_users import (
     JoinRequest,

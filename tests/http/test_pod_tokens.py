@@ -15,11 +15,18 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from batchq.api.access import Scope, Verb, parse_binding
+from batchq.api.access import (
+    Scope,
+    Verb,
+    attempt_of,
+    digest_of_secret,
+    parse_binding,
+    parse_token,
+    token_text,
+)
 from batchq.api.exec_session import ExecCommand, ExecRequest, is_request_signed
 from batchq.api.node_report import PodAttempt
 from batchq.api.objects import PodGroup
-from batchq.api.tokens import attempt_of, digest_of_secret, parse_token, token_text
 from batchq.api.transaction import Transaction, Write, fence_of
 from batchq.client.access_control import Actor, Delegate
 from batchq.store import keys

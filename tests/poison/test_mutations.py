@@ -16,10 +16,9 @@ from batchq.api.node_report import Ended, PodAttempt, PodOutcome, Serves, StartC
 from batchq.api.objects import Object, Unreadable, key_of, kind_of
 from batchq.api.transaction import Event
 from batchq.store import records
-from batchq.store.codec import DAMAGE
 from batchq.store.liveness import beats_of, leases_of, renewal_of, runs_of
 from batchq.store.node_channels import _read
-from batchq.store.records import SharingReader
+from batchq.store.records import DAMAGE, SharingReader
 from batchq.worker.rq_delivery import NotOurs, PodJob, _payload
 from tests.contract.made import group, node, pod, queue
 

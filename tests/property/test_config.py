@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from batchq.assembly import BUILTIN_PLUGINS, arguments_of, expanded, known_names
 from batchq.config.load import as_text, differences, effect, read_config
 from batchq.config.model import SchedulerConfig
-from batchq.core.extension.points import POINTS
+from batchq.core.extension import POINTS
 
 _NAMES = sorted(BUILTIN_PLUGINS)
 _ACTIONS = ["enqueue", "allocate", "reclaim", "preempt"]

@@ -9,8 +9,7 @@ import pytest
 from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import BUILTIN_PLUGINS, assemble
 from batchq.config.model import PluginEntry, SchedulerConfig
-from batchq.core.extension.points import Plugin, everywhere
-from batchq.core.extension.traits import PluginTraits, traits_of
+from batchq.core.extension import Plugin, PluginTraits, everywhere, traits_of
 from batchq.core.forecast.estimates import Expected, earliest_start, expected_starts
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState

@@ -16,8 +16,7 @@ from batchq.api.transaction import ONE_GROUP, POD_GROUPS, queue_scope
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.core.cache.scheduler_cache import PluginRegistry, SchedulerCache
-from batchq.core.extension.points import Plugin, PluginPlaces, everywhere
-from batchq.core.extension.traits import LiftedBy
+from batchq.core.extension import LiftedBy, Plugin, PluginPlaces, everywhere
 from batchq.core.pending.inadmissible import InadmissibleGroups
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Instrument

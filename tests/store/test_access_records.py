@@ -10,8 +10,7 @@ from typing import cast
 import pytest
 import redis
 
-from batchq.api.access import AccessRole, Binding, Scope, Verb
-from batchq.api.tokens import parse_token
+from batchq.api.access import AccessRole, Binding, Scope, Verb, parse_token
 from batchq.client import access_control
 from batchq.client.access_control import AccessControl, Actor
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected, StoreUnavailable

@@ -25,7 +25,7 @@ from batchq.api.objects import (
     Task,
 )
 from batchq.api.reasons import Verdict, Waiting
-from batchq.store import codec, records
+from batchq.store import records
 from batchq.store.records import Remembered, SharingReader
 from tests.builders import a_node, a_queue
 
@@ -239,4 +239,4 @@ def test_reading_one_after_the_other_changes_none_of_them(groups: list[PodGroup]
     found = [reader.read("PodGroup", stored(one)) for one in groups]
     assert found == groups
     assert [stored(one) for one in found] == [stored(one) for one in groups]
-    assert found == [codec.read_object("PodGroup", stored(one)) for one in groups]
+    assert found == [records.read_object("PodGroup", stored(one)) for one in groups]

@@ -10,7 +10,7 @@ import pytest
 from batchq.api.objects import KINDS, NAMESPACED, Metadata
 from batchq.config.load import as_written
 from batchq.config.model import PluginEntry, SchedulerConfig, SchedulerFile
-from batchq.core.extension.points import POINTS
+from batchq.core.extension import POINTS
 from docs.reference import Row, fields_of, rows
 
 README = Path(__file__).resolve().parents[2] / "conf" / "README.md"

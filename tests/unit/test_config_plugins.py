@@ -15,7 +15,7 @@ from batchq.api.objects import SchedulingGate
 from batchq.assembly import assemble, expanded, known_names
 from batchq.config.load import as_text, read_config
 from batchq.config.model import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
-from batchq.core.extension.points import POINTS
+from batchq.core.extension import POINTS
 from batchq.errors import InvalidInput
 from batchq.plugins.sla import Sla
 from batchq.scheduler.timers import next_due_at

@@ -9,7 +9,7 @@ import pytest
 from batchq.api.reasons import Verdict
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.extension.points import POINTS
+from batchq.core.extension import POINTS
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.errors import PluginFailed

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from batchq.api.access import signature_of
 from batchq.api.objects import PodGroup
-from batchq.api.tokens import signature_of
 from batchq.errors import InvalidInput, UsageError
 from batchq.paths import Home, read_signing_key
 from batchq.worker.agent.agent import AgentSettings

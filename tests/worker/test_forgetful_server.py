@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from batchq.api.access import parse_token
 from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import PodAttempt
-from batchq.api.tokens import parse_token
 from batchq.api.transaction import Charge, Delivery, Transaction, node_scope
 from batchq.store import keys
 from batchq.store.redis import RedisStore

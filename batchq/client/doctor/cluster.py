@@ -35,7 +35,7 @@ from batchq.client.doctor.system_state import (
     unseen,
 )
 from batchq.client.request import exceeds_nodes, no_node_matches
-from batchq.store.codec import whole
+from batchq.store.records import whole
 
 _READS = "reading (`+@read`) of batchq's keys"
 #: Three heartbeat intervals of an agent.

@@ -40,19 +40,23 @@ from batchq.api.objects import (
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, hard_limit, limit_of_queue, namespace_scope, queue_scope
 from batchq.core.cache.chunks import Ordered
-from batchq.core.extension.points import (
+from batchq.core.extension import (
+    POINT_OF_RULE,
     POINTS,
     VOTES,
     ExtensionPoint,
+    LiftedBy,
     Plugin,
     PluginPlaces,
+    RefusesBy,
     Registration,
+    Rule,
     guarded,
     guarded_clock,
     is_of_others,
+    traits_of,
     with_shortage,
 )
-from batchq.core.extension.traits import POINT_OF_RULE, LiftedBy, RefusesBy, Rule, traits_of
 from batchq.core.pending.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.placement.feasibility import NODE_REFUSALS, NodeRefusals
 from batchq.core.placement.node_order import at_once

@@ -18,7 +18,7 @@ from batchq.api.objects import (
 )
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.times import MINUTE, format_duration, format_instant
-from batchq.core.extension.traits import Rule
+from batchq.core.extension import Rule
 from batchq.core.preemption.pledges import awaits_victims, nodes_awaited
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session

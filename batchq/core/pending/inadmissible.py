@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import PodGroup
 from batchq.api.reasons import Blockers, Verdict, Waiting
-from batchq.core.extension.traits import LiftedBy, LiftingChange
+from batchq.core.extension import LiftedBy, LiftingChange
 from batchq.core.pending.eligibility import is_active, retry_at
 from batchq.core.session.snapshot import Generation
 from batchq.core.session.state import GroupState

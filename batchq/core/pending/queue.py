@@ -15,7 +15,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import CLUSTER, POD_GROUPS, namespace_scope
-from batchq.core.extension.points import Registration
+from batchq.core.extension import Registration
 from batchq.core.pending.eligibility import state_refusals
 from batchq.core.pending.equivalence import (
     ClassSelection,

@@ -26,7 +26,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from batchq.core.extension.points import AtOnce, Plugin, Registration, is_of_others
+from batchq.core.extension import AtOnce, Plugin, Registration, is_of_others
 from batchq.core.session.session import Session
 from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.snapshot import Instrument

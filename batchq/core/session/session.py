@@ -33,8 +33,7 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import Pod, PodGroupStatus
 from batchq.api.reasons import Blockers, Verdict, ranked
 from batchq.core.cache.chunks import Ordered, uid_order
-from batchq.core.extension.points import ExtensionPoint, Registration
-from batchq.core.extension.traits import Rule
+from batchq.core.extension import ExtensionPoint, Registration, Rule
 from batchq.core.pending.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree

@@ -38,7 +38,7 @@ from batchq.api.objects import Taint
 from batchq.api.times import HOUR, SECOND
 from batchq.api.transaction import LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.errors import StoreUnavailable
-from batchq.store import codec
+from batchq.store import records
 from batchq.store.link import is_damaged, is_forbidden
 from batchq.store.liveness import own_address
 from batchq.store.node_channels import WakeReason
@@ -427,7 +427,7 @@ class Agent:
         deliveries: list[DeliveredPod] = []
         for job in jobs:
             attempt = job.requested_attempt()
-            deliveries.append(DeliveredPod(attempt=attempt, pod=codec.pod_if_readable(job.pod)))
+            deliveries.append(DeliveredPod(attempt=attempt, pod=records.pod_if_readable(job.pod)))
             if attempt not in self._state:
                 self._jobs[attempt] = job
         if deliveries:

@@ -37,7 +37,7 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import PodAttempt
 from batchq.api.objects import Pod
 from batchq.api.times import SECOND
-from batchq.store import codec, keys
+from batchq.store import keys, records
 from batchq.store.link import is_wrong_type
 from batchq.store.rq_link import RqLink
 from batchq.system import structlog
@@ -594,7 +594,7 @@ class Slots:
             return []
         uids = [job_id.rpartition("-")[0] for job_id in job_ids]
         stored = self._queue.connection.hmget(keys.objects("Pod"), uids)
-        return [codec.pod_if_readable(one) for one in cast("list[bytes | None]", stored)]
+        return [records.pod_if_readable(one) for one in cast("list[bytes | None]", stored)]
 
     def _remove(self, job_ids: Sequence[str]) -> None:
         """Remove jobs and their records from both lists of the queue."""

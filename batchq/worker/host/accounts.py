@@ -1,7 +1,7 @@
 """Which unix account runs a pod: the one of its group's owner, or one that the operator names.
 
 Only an agent that was started as root, with `--run-as owner`, changes accounts. It trusts the
-owner of a group only if the HTTP API has signed the group (`batchq.api.tokens`), because a user of
+owner of a group only if the HTTP API has signed the group (`batchq.api.access`), because a user of
 the Redis server can write any owner.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from batchq.api.access import is_signed
 from batchq.api.objects import PodGroup, key_of
-from batchq.api.tokens import is_signed
 from batchq.errors import InvalidInput, UsageError
 from batchq.paths import Home
 from batchq.system import structlog

@@ -24,11 +24,11 @@ from signal import Signals as Signal
 import msgspec
 from msgspec import Struct, structs
 
+from batchq.api.access import digest_of_secret, token_text
 from batchq.api.containers import runtime_of
 from batchq.api.node_report import PodAttempt, Runs
 from batchq.api.objects import Container, Pod, PodGroup, PodTemplate, StopWarning, Task
 from batchq.api.reasons import Leaving
-from batchq.api.tokens import digest_of_secret, token_text
 from batchq.api.transaction import fence_of
 from batchq.errors import StoreUnavailable
 from batchq.store.liveness import pid_of_server

@@ -1,11 +1,12 @@
 """Who may do what: roles, bindings, scopes of tokens, and the one function that decides; the texts
 of tokens, and the signatures of groups.
 
-A **binding** gives a subject (a user or a group of users) a role in one namespace, or in all of
-them (`*`). An **identity** is what the API knows about a caller. A **target** is what the
-caller wants to touch. `decide` answers from these values alone, by the table `RULES`: what no rule
-permits is refused. A token's scope is intersected with the rights that its owner has at that
-moment, so it can only narrow them.
+A **binding** gives a subject (a user, a group of users or a service account) a role in one
+namespace, or in all of them (`*`). A **service account** `NAMESPACE:NAME` is what a program acts
+as: it has rights in its own namespace only. An **identity** is what the API knows about a caller. A
+**target** is what the caller wants to touch. `decide` answers from these values alone, by the table
+`RULES`: what no rule permits is refused. A token's scope is intersected with the rights that its
+owner has at that moment, so it can only narrow them.
 
 Reading a group has three tiers, each of which includes the one before it: schedule *facts*, which
 explain to the others in the queue why they wait; the *spec*, which says what is run; and the
@@ -91,6 +92,8 @@ class TargetKind(StrEnum):
     CLUSTER_BINDINGS = "cluster-bindings"
     AUDIT = "audit"
     USERS = "users"
+    #: With their tokens.
+    SERVICE_ACCOUNTS = "service-accounts"
 
 
 class Tier(StrEnum):
@@ -117,7 +120,9 @@ _EVERY_ROLE = frozenset(AccessRole)
 
 
 class Binding(Struct, frozen=True, kw_only=True, rename="camel", order=True):
-    """Gives a role to `user:NAME` or `group:NAME`, in one namespace or everywhere (`*`)."""
+    """Gives a role to `user:NAME`, `group:NAME` or `serviceaccount:NAMESPACE:NAME`, in one
+    namespace or everywhere (`*`).
+    """
 
     subject: str
     role: AccessRole
@@ -178,7 +183,19 @@ class Identity(Struct, frozen=True, kw_only=True):
     @property
     def subjects(self) -> frozenset[str]:
         """The subjects of bindings that apply to this identity."""
+        if self.home:
+            return frozenset({f"{OF_ACCOUNT}{self.user}"})
         return frozenset({f"user:{self.user}", *(f"group:{name}" for name in self.groups)})
+
+    @property
+    def home(self) -> str:
+        """The namespace of a service account; "" for a user."""
+        return namespace_of_account(self.user)
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return title_of(self.user)
 
 
 class Target(Struct, frozen=True, kw_only=True):
@@ -217,11 +234,13 @@ _OF_PODS = frozenset({TargetKind.GROUPS})
 _READ_BY_PODS = _OF_PODS | {TargetKind.QUOTAS}
 _OF_CLUSTER_FOR_PODS = frozenset({TargetKind.QUEUES, TargetKind.NODES})
 _V, _S, _A, _O, _AUDITOR = AccessRole
-_GROUPS, _QUEUES, _NODES, _QUOTAS, _TOKENS, _BINDINGS, _CLUSTER_BINDINGS, _AUDIT, _USERS = (
-    TargetKind
+_GROUPS, _QUEUES, _NODES, _QUOTAS, _TOKENS, _BINDINGS, _CLUSTER_BINDINGS, _AUDIT = (
+    kind for kind in TargetKind if kind not in (TargetKind.USERS, TargetKind.SERVICE_ACCOUNTS)
 )
+_USERS, _ACCOUNTS = TargetKind.USERS, TargetKind.SERVICE_ACCOUNTS
 _CHANGING = AccessRule(roles=frozenset({_A, _O}), of_owner=frozenset({_S, _A}))
 _OPERATING = AccessRule(roles=frozenset({_O}))
+_ADMINISTRATING = AccessRule(roles=frozenset({_A, _O}))
 #: Roles that see all groups of a namespace under visibility `own`.
 _OVERSEEING = frozenset({_A, _O})
 
@@ -252,9 +271,9 @@ RULES: dict[tuple[Verb, TargetKind, Tier | None], AccessRule] = {
     (Verb.READ, _TOKENS, None): AccessRule(roles=frozenset({_O}), without_role=True),
     (Verb.CREATE, _TOKENS, None): AccessRule(of_owner=_EVERY_ROLE),
     (Verb.DELETE, _TOKENS, None): AccessRule(roles=frozenset({_O}), without_role=True),
-    (Verb.READ, _BINDINGS, None): AccessRule(roles=frozenset({_A, _O})),
-    (Verb.CREATE, _BINDINGS, None): AccessRule(roles=frozenset({_A, _O})),
-    (Verb.DELETE, _BINDINGS, None): AccessRule(roles=frozenset({_A, _O})),
+    (Verb.READ, _BINDINGS, None): _ADMINISTRATING,
+    (Verb.CREATE, _BINDINGS, None): _ADMINISTRATING,
+    (Verb.DELETE, _BINDINGS, None): _ADMINISTRATING,
     (Verb.READ, _CLUSTER_BINDINGS, None): AccessRule(roles=frozenset({_O})),
     (Verb.CREATE, _CLUSTER_BINDINGS, None): AccessRule(roles=frozenset({_O})),
     (Verb.DELETE, _CLUSTER_BINDINGS, None): AccessRule(roles=frozenset({_O})),
@@ -262,6 +281,9 @@ RULES: dict[tuple[Verb, TargetKind, Tier | None], AccessRule] = {
     #: Invite a user.
     (Verb.CREATE, _USERS, None): _OPERATING,
     (Verb.IMPERSONATE, _USERS, None): _OPERATING,
+    (Verb.READ, _ACCOUNTS, None): _ADMINISTRATING,
+    (Verb.CREATE, _ACCOUNTS, None): _ADMINISTRATING,
+    (Verb.DELETE, _ACCOUNTS, None): _ADMINISTRATING,
 }
 
 
@@ -295,7 +317,7 @@ def decide(
         return AccessDecision(allowed=False, because=f"the token's scope does not include: {what}")
     is_own = target.owner != "" and target.owner in identity.names
     if is_own and rule.without_role:
-        return AccessDecision(allowed=True, because=f"it belongs to user {identity.user}")
+        return AccessDecision(allowed=True, because=f"it belongs to {identity.title}")
     for binding in bindings_of(identity, bindings):
         is_here = binding.namespace in (EVERYWHERE, target.namespace)
         if (
@@ -323,10 +345,12 @@ def _is_in_scope(identity: Identity, verb: Verb, target: Target) -> bool:
 
 
 def bindings_of(identity: Identity, bindings: Iterable[Binding]) -> Iterator[Binding]:
-    """Yield the bindings that apply to an identity, its own first."""
+    """Yield the bindings that apply to an identity, its own first; to a service account, those of
+    its namespace only.
+    """
     yield from identity.own
-    subjects = identity.subjects
-    yield from (one for one in bindings if one.subject in subjects)
+    subjects, home = identity.subjects, identity.home
+    yield from (one for one in bindings if one.subject in subjects and home in ("", one.namespace))
 
 
 def may_bind(
@@ -360,7 +384,34 @@ def _missing(identity: Identity, rule: AccessRule, target: Target, what: str) ->
     roles = [str(role) for role in AccessRole if role in permitting]
     needed = f"one of the roles {', '.join(roles)}" if roles else "ownership"
     owners = " or, for its owner, a role there" if rule.of_owner and target.namespace else ""
-    return f"user {identity.user} may not {what}: it takes {needed}{owners}"
+    return f"{identity.title} may not {what}: it takes {needed}{owners}"
+
+
+#: Begins the subjects that are service accounts.
+OF_ACCOUNT = "serviceaccount:"
+
+
+def namespace_of_account(user: str) -> str:
+    """Return the namespace of a service account; "" for a user, whose name has no colon."""
+    namespace, colon, _ = user.partition(":")
+    return namespace if colon else ""
+
+
+def title_of(user: str) -> str:
+    """Return what messages call a user or service account."""
+    return f"{'service account' if namespace_of_account(user) else 'user'} {user}"
+
+
+def check_account(name: str) -> str:
+    """Return the namespace of a service account's name. Raises InvalidInput if it is none."""
+    namespace, _, own = name.partition(":")
+    for part, what in ((namespace, "namespace"), (own, "name")):
+        if problem := label_problem(part):
+            raise InvalidInput(
+                f"service account {name[:140]!r}: {what}: {problem}",
+                hint="it is written NAMESPACE:NAME, as in ml:ci",
+            )
+    return namespace
 
 
 _SUBJECT = re.compile(r"(user|group):[A-Za-z0-9_][A-Za-z0-9._@:+-]{0,127}")
@@ -368,10 +419,19 @@ _SUBJECT = re.compile(r"(user|group):[A-Za-z0-9_][A-Za-z0-9._@:+-]{0,127}")
 
 def parse_binding(subject: str, role: str, namespace: str) -> Binding:
     """Return a binding. Raises InvalidInput if it could never apply."""
-    if not _SUBJECT.fullmatch(subject):
+    account = subject.removeprefix(OF_ACCOUNT)
+    home = check_account(account) if account != subject else ""
+    if not home and not _SUBJECT.fullmatch(subject):
         raise InvalidInput(
-            f"expected user:NAME or group:NAME, found {subject[:80]!r}",
+            f"expected user:NAME, group:NAME or {OF_ACCOUNT}NAMESPACE:NAME, found {subject[:80]!r}",
             hint="as in user:alice, or group:unix:gpu for the Unix group gpu",
+        )
+    if home and namespace != home:
+        place = "all namespaces" if namespace == EVERYWHERE else f"namespace {namespace[:80]!r}"
+        raise InvalidInput(
+            f"service account {account} has roles in its own namespace, {home}, only, and a role in"
+            f" {place} was asked for",
+            hint=f"add -n {home}",
         )
     try:
         found = AccessRole(role)
@@ -418,7 +478,7 @@ def matrix(visibility: Visibility = Visibility.OPEN) -> list[MatrixRow]:
 def _cell(
     role: AccessRole, verb: Verb, kind: TargetKind, tier: Tier, visibility: Visibility
 ) -> str:
-    is_local = kind in (TargetKind.GROUPS, TargetKind.QUOTAS, TargetKind.BINDINGS)
+    is_local = kind in (_GROUPS, _QUOTAS, _BINDINGS, _ACCOUNTS)
     bound = "here" if role in OF_NAMESPACES and is_local else EVERYWHERE
     identity = Identity(user="caller", via="token")
     binding = Binding(subject="user:caller", role=role, namespace=bound)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
 import click
+from msgspec import to_builtins
 
 from batchq.api.access import (
     EVERYWHERE,
@@ -23,10 +24,14 @@ from batchq.api.access import (
     Tier,
     Verb,
     Visibility,
+    check_account,
     decide,
     matrix,
+    namespace_of_account,
     parse_binding,
+    title_of,
 )
+from batchq.api.notation import counted
 from batchq.api.times import format_instant, parse_duration
 from batchq.cli.output.forms import Columns, ListForm, Output, instant, show_list, tabled
 from batchq.cli.output.options import DURATION, Globals, examples, output_option, pass_globals
@@ -40,8 +45,10 @@ from batchq.client.access_control import (
     BindingRecord,
     Delegate,
     TokenRecord,
+    account_row,
     audit_row,
     binding_row,
+    service_accounts,
     token_row,
 )
 from batchq.errors import InvalidInput, StoreUnavailable, UsageError
@@ -58,6 +65,7 @@ _VISIBILITY = click.option(
     show_default=True,
     help="As given to `batchq api`.",
 )
+_SUBJECT = click.argument("subject", metavar="user:NAME|group:NAME|serviceaccount:NAMESPACE:NAME")
 _NAMESPACE = click.option(
     "-n", "--namespace", default=EVERYWHERE, help="The namespace.  [default: all of them]"
 )
@@ -92,7 +100,11 @@ def access() -> None:
     """Give roles to users of the HTTP API, and explain them.
 
     Users and groups of users have roles in a namespace (viewer, submitter, admin) or in the whole
-    cluster (operator, auditor). docs/http-api.md has the table of rights.
+    cluster (operator, auditor). Service accounts, for programs such as CI, have roles in their own
+    namespace. docs/http-api.md has the table of rights.
+
+    The commands use the Redis server itself, with a user of its role `api`. `grant`, `revoke`,
+    `accounts` and `delete-account` use the API if you have logged in to it.
     """
 
 
@@ -100,31 +112,106 @@ def access() -> None:
     epilog=examples(
         "batchq access grant user:alice submitter -n ml",
         "batchq access grant group:unix:gpu viewer",
+        "batchq access grant serviceaccount:ml:ci submitter -n ml",
     )
 )
-@click.argument("subject", metavar="user:NAME|group:NAME")
+@_SUBJECT
 @click.argument("role", type=_ROLES)
 @_NAMESPACE
 @pass_globals
 def grant(shared: Globals, subject: str, role: str, namespace: str) -> None:
     """Give a role, from the next request on. Groups of Unix have names such as group:unix:gpu."""
     binding = parse_binding(subject, role, namespace)
+    if (api := shared.api()) is not None:
+        _asked_of_api(api, "POST", "/v1/bindings", to_builtins(binding))
+        echo(str(binding))
+        return
     with _delegate(shared) as delegate:
         is_new = delegate.access.grant(binding, Actor(user=delegate.user, via="redis"))
     echo(f"{binding}{'' if is_new else ', as before'}")
 
 
 @access.command(name="revoke", epilog=examples("batchq access revoke user:alice submitter -n ml"))
-@click.argument("subject", metavar="user:NAME|group:NAME")
+@_SUBJECT
 @click.argument("role", type=_ROLES)
 @_NAMESPACE
 @pass_globals
 def withdraw(shared: Globals, subject: str, role: str, namespace: str) -> None:
     """Take a role away, from the next request on; open streams lose what it showed them."""
     binding = parse_binding(subject, role, namespace)
-    with _delegate(shared) as delegate:
-        delegate.access.withdraw(binding, Actor(user=delegate.user, via="redis"))
+    if (api := shared.api()) is not None:
+        _asked_of_api(api, "DELETE", f"/v1/bindings?{urlencode(to_builtins(binding))}")
+    else:
+        with _delegate(shared) as delegate:
+            delegate.access.withdraw(binding, Actor(user=delegate.user, via="redis"))
     echo(f"no longer: {binding}")
+
+
+@access.command(
+    epilog=examples("batchq access accounts", "batchq access accounts -n ml -o json"),
+)
+@click.option("-n", "--namespace", default="", help="Only those of this namespace.")
+@output_option("table", "json")
+@pass_globals
+def accounts(shared: Globals, namespace: str, output: Output) -> None:
+    """List the service accounts that have roles or valid tokens.
+
+    Over the API, a namespace must be named: its admins may list its accounts.
+    """
+    api = shared.api()
+    if api is not None:
+        if not namespace:
+            raise UsageError(
+                "over the API, the service accounts of one namespace are listed", hint="add -n"
+            )
+        path = f"/v1/namespaces/{quote(namespace, safe='')}/service-accounts"
+        rows = _asked_of_api(api, "GET", path)["items"]
+    else:
+        with _delegate(shared) as delegate:
+            found = service_accounts(delegate.access.state(), delegate.now_ms())
+        rows = [
+            account_row(one) for one in found if namespace in ("", namespace_of_account(one.name))
+        ]
+    columns: Columns[dict[str, Any]] = {
+        "ACCOUNT": lambda row: row["name"],
+        "ROLES": lambda row: ", ".join(one["role"] for one in row["roles"]) or "none",
+        "TOKENS": lambda row: ", ".join(one["id"] for one in row["tokens"]) or "none",
+        "EXPIRES": lambda row: max((one["expiresAt"] for one in row["tokens"]), default=""),
+    }
+    form: ListForm[dict[str, Any]] = ListForm(
+        lambda some: tabled(some, columns), "there are no service accounts", row=lambda row: row
+    )
+    show_list(output, rows, form)
+
+
+@access.command(name="delete-account", epilog=examples("batchq access delete-account ml:ci"))
+@click.argument("account", metavar="NAMESPACE:NAME")
+@pass_globals
+def delete_account(shared: Globals, account: str) -> None:
+    """Revoke all tokens of a service account, and take its roles away.
+
+    Its tokens are refused at once, and its open streams end within a second. Its groups go on.
+    """
+    namespace, name = check_account(account), account.partition(":")[2]
+    if (api := shared.api()) is not None:
+        row = _asked_of_api(api, "DELETE", f"/v1/namespaces/{namespace}/service-accounts/{name}")
+    else:
+        with _delegate(shared) as delegate:
+            actor = Actor(user=delegate.user, via="redis")
+            row = account_row(delegate.access.delete_account(account, actor))
+    had = f"{counted(len(row['tokens']), 'token')} and {counted(len(row['roles']), 'role')}"
+    echo(f"service account {account} deleted, which had {had}")
+
+
+def _asked_of_api(
+    api: ApiCredentials, method: str, path: str, body: object = None
+) -> dict[str, Any]:
+    """Return the answer of the HTTP API to a request."""
+    from batchq.api_session import ApiSession
+
+    with ApiSession(api) as session:
+        answer: dict[str, Any] = session.request(method, path, body)
+    return answer
 
 
 @access.command(name="list", epilog=examples("batchq access list", "batchq access list -o json"))
@@ -287,7 +374,7 @@ def token() -> None:
 @token.command(
     epilog=examples(
         "batchq token create alice --note 'laptop'",
-        "batchq token create ci --days 365 --verb read --verb create --namespace ml",
+        "batchq token create ml:ci --days 365 --verb read --verb create",
     )
 )
 @click.argument("user")
@@ -322,18 +409,27 @@ def create(
 ) -> None:
     """Create a token for USER and print it, once.
 
-    It permits what USER may do at each moment, narrowed by --verb and --namespace. USER needs a
-    role: see `batchq access grant`.
+    USER is a user, or a service account NAMESPACE:NAME, whose tokens the namespace's admins create
+    over the API. The token permits what USER may do at each moment, narrowed by --verb and
+    --namespace. USER needs a role: see `batchq access grant`.
     """
-    scope = Scope(verbs=tuple(Verb(verb) for verb in verbs), namespaces=namespaces)
-    with _delegate(shared) as delegate:
-        actor = Actor(user=delegate.user, via="redis")
-        made = delegate.access.create_token(user, actor, days=days, scope=scope, note=note)
-    output.page({"token": made.text, **token_row(made.record)}, lambda: echo(made.text))
+    home = check_account(user) if ":" in user else ""
+    api = shared.api() if home else None
+    if api is not None:
+        path = f"/v1/namespaces/{home}/service-accounts/{user.partition(':')[2]}/tokens"
+        request = {"note": note, "days": days, "verbs": verbs, "namespaces": namespaces}
+        row = _asked_of_api(api, "POST", path, request)
+    else:
+        scope = Scope(verbs=tuple(Verb(verb) for verb in verbs), namespaces=namespaces)
+        with _delegate(shared) as delegate:
+            actor = Actor(user=delegate.user, via="redis")
+            made = delegate.access.create_token(user, actor, days=days, scope=scope, note=note)
+        row = {"token": made.text, **token_row(made.record)}
+    output.page(row, lambda: echo(row["token"]))
     if output.for_people:
-        until = format_instant(made.record.expires_at)
         echo(
-            f"Token {made.record.id} of user {user} lasts until {until}; it is not shown again.",
+            f"Token {row['id']} of {title_of(user)} lasts until {row['expiresAt']}; it is not shown"
+            " again.",
             err=True,
         )
 
@@ -413,15 +509,10 @@ def _invited_over_api(
     api: ApiCredentials, user: str, lasts: str, binding: Binding | None, note: str
 ) -> dict[str, object]:
     """Create an invitation over the HTTP API, and return it as a row."""
-    from batchq.api_session import ApiSession
-
     request: dict[str, object] = {"lasts": lasts, "note": note}
     if binding is not None:
         request |= {"role": str(binding.role), "namespace": binding.namespace}
-    with ApiSession(api) as session:
-        path = f"/v1/users/{quote(user, safe='')}/invitations"
-        row: dict[str, object] = session.request("POST", path, request)
-    return row
+    return _asked_of_api(api, "POST", f"/v1/users/{quote(user, safe='')}/invitations", request)
 
 
 @token.command(name="list", epilog=examples("batchq token list", "batchq token list -o json"))
@@ -463,7 +554,7 @@ def revoke(shared: Globals, tokens: tuple[str, ...]) -> None:
         actor = Actor(user=delegate.user, via="redis")
         for one in tokens:
             record = delegate.access.revoke_token(one, actor)
-            echo(f"token {one} of user {record.owner} revoked")
+            echo(f"token {one} of {title_of(record.owner)} revoked")
 
 
 def _state(record: TokenRecord, now_ms: int) -> str:

@@ -15,13 +15,17 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs, to_builtins
 
 from batchq.api.access import (
+    OF_ACCOUNT,
     Binding,
     Scope,
     TokenKind,
     Via,
+    check_account,
     digest_of_secret,
     is_signed,
+    namespace_of_account,
     signature_of,
+    title_of,
     token_text,
 )
 from batchq.api.exec_session import ExecCommand, ExecFrame
@@ -148,6 +152,41 @@ def token_row(record: TokenRecord) -> dict[str, object]:
     }
 
 
+class ServiceAccount(NamedTuple):
+    """A service account: its roles, and its tokens that are valid."""
+
+    name: str
+    roles: Sequence[BindingRecord]
+    tokens: Sequence[TokenRecord]
+
+
+def service_accounts(state: AccessState, now_ms: int) -> list[ServiceAccount]:
+    """Return the service accounts that have roles or valid tokens, by name."""
+    roles: dict[str, list[BindingRecord]] = {}
+    tokens: dict[str, list[TokenRecord]] = {}
+    for _, role in sorted(state.bindings.items()):
+        account = role.binding.subject.removeprefix(OF_ACCOUNT)
+        if account != role.binding.subject:
+            roles.setdefault(account, []).append(role)
+    for token in sorted(state.tokens.values(), key=lambda one: (one.made_at, one.id)):
+        is_valid = token.revoked_at is None and token.expires_at > now_ms
+        if is_valid and token.node is UNSET and namespace_of_account(token.owner):
+            tokens.setdefault(token.owner, []).append(token)
+    return [
+        ServiceAccount(name, roles.get(name, ()), tokens.get(name, ()))
+        for name in sorted({*roles, *tokens})
+    ]
+
+
+def account_row(account: ServiceAccount) -> dict[str, object]:
+    """Return a service account for programs."""
+    return {
+        "name": account.name,
+        "roles": [binding_row(one) for one in account.roles],
+        "tokens": [token_row(one) for one in account.tokens],
+    }
+
+
 class PodHold(NamedTuple):
     """An attempt that runs: the digest of its token, and its group's key and owner."""
 
@@ -189,13 +228,19 @@ class AccessControl:
         note: str = "",
         because: str = "",
     ) -> NewToken:
-        """Create a token for a user.
+        """Create a token for a user or a service account, which exists as long as it has one or a
+        role.
 
         Raises InvalidInput, Rejected if there are too many, StoreUnavailable.
         """
         if not 1 <= days <= MOST_DAYS:
             raise InvalidInput(f"a token lasts 1 to {MOST_DAYS} days, found {days}")
-        return self._create(owner, actor, days * DAY, scope=scope, note=note, because=because)
+        of_account = ":" in owner
+        if of_account:
+            check_account(owner)
+        return self._create(
+            owner, actor, days * DAY, scope=scope, note=note, because=because, of_account=of_account
+        )
 
     def invite(
         self,
@@ -259,12 +304,13 @@ class AccessControl:
         note: str = "",
         because: str = "",
         kind: TokenKind = "token",
+        of_account: bool = False,
         node: str | UnsetType = UNSET,
         groups: tuple[str, ...] | UnsetType = UNSET,
         token: str = "",
         spent: Sequence[FieldChange] = (),
     ) -> NewToken:
-        if node is UNSET and not USER.fullmatch(owner):
+        if node is UNSET and not of_account and not USER.fullmatch(owner):
             raise InvalidInput(
                 f"user {owner[:80]!r}: expected letters, digits, '.', '_', '@', '+' and '-'"
             )
@@ -290,7 +336,7 @@ class AccessControl:
         )
         changes = [FieldChange(field=token, before=None, after=record), *spent]
         changes += [FieldChange(field=one.id, before=one, after=None) for one in stale]
-        name = f"{_WORDS[kind]}{token} {_of(owner)}"
+        name = f"{_WORDS[kind]}{token} {_of(owner, node)}"
         audit = _audit(actor, now_ms, "create", "tokens", name, because)
         records.write_access(self._link, audit, changes, of_bindings=False)
         records.forget_last_uses(self._link, [one.id for one in stale])
@@ -303,7 +349,7 @@ class AccessControl:
         )
         if own >= MOST_OF_ONE_USER:
             raise Rejected(
-                f"user {owner} has {counted(own, 'token')}, which is the most there may be",
+                f"{title_of(owner)} has {counted(own, 'token')}, which is the most there may be",
                 hint="revoke those that are not used: `batchq token list`",
             )
         if len(state.tokens) - stale >= MOST_OF_ALL:
@@ -321,7 +367,7 @@ class AccessControl:
             raise Conflict(f"token {token} is revoked already")
         now_ms = self._store.now_ms()
         revoked = structs.replace(record, revoked_at=now_ms)
-        name = f"{_WORDS[record.kind]}{token} {_of(record.owner)}"
+        name = f"{_WORDS[record.kind]}{token} {_of(record.owner, record.node)}"
         audit = _audit(actor, now_ms, "delete", "tokens", name, because)
         change = FieldChange(field=token, before=record, after=revoked)
         records.write_access(self._link, audit, [change], of_bindings=False)
@@ -423,6 +469,30 @@ class AccessControl:
         change = FieldChange(field=binding.key, before=record, after=None)
         records.write_access(self._link, audit, [change], of_bindings=True)
 
+    def delete_account(self, account: str, actor: Actor, *, because: str = "") -> ServiceAccount:
+        """Revoke all tokens of a service account and take its roles away; return what it had.
+
+        Its tokens go first, so that it can do nothing more if this is interrupted.
+
+        Raises NotFound if it has neither, Conflict, StoreUnavailable.
+        """
+        check_account(account)
+        state, now_ms = self.state(), self._store.now_ms()
+        found = {one.name: one for one in service_accounts(state, now_ms)}.get(account)
+        if found is None:
+            raise NotFound(
+                f"there is no service account {account}", hint="see `batchq access accounts`"
+            )
+        audit = _audit(actor, now_ms, "delete", "service-accounts", account, because)
+        tokens = [
+            FieldChange(field=one.id, before=one, after=structs.replace(one, revoked_at=now_ms))
+            for one in found.tokens
+        ]
+        records.write_access(self._link, audit, tokens, of_bindings=False)
+        for one in found.roles:
+            self.withdraw(one.binding, actor, because=because)
+        return found
+
     def record(
         self,
         actor: Actor,
@@ -452,9 +522,8 @@ _WORDS: dict[TokenKind, str] = {
 }
 
 
-def _of(owner: str) -> str:
-    node = owner.removeprefix(OF_NODE)
-    return f"of user {owner}" if node == owner else f"of node {node}"
+def _of(owner: str, node: str | UnsetType) -> str:
+    return f"of {title_of(owner)}" if node is UNSET else f"of node {node}"
 
 
 def _new_id() -> str:

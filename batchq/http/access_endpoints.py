@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Literal
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from batchq.api.access import (
     EVERYWHERE,
@@ -20,6 +20,7 @@ from batchq.api.access import (
     Verb,
     bindings_of,
     may_bind,
+    namespace_of_account,
     parse_binding,
     target_of,
 )
@@ -29,8 +30,11 @@ from batchq.client.access_control import (
     USUAL_DAYS,
     USUAL_INVITATION_MS,
     USUAL_JOIN_MS,
+    TokenRecord,
+    account_row,
     audit_row,
     binding_row,
+    service_accounts,
     token_row,
 )
 from batchq.client.node_users import NodeRegistrar
@@ -85,7 +89,7 @@ def list_tokens(call: ApiCall) -> ApiAnswer:
         token_row(record)
         | {"usedAt": format_instant(used[record.id]) if record.id in used else None}
         for record in sorted(call.context.book.state.tokens.values(), key=lambda one: one.made_at)
-        if call.decide(_token_target(record.owner), Verb.READ).allowed
+        if _decide_about(call, record, Verb.READ).allowed
     ]
     return ApiAnswer(document={"kind": "TokenList", "items": rows})
 
@@ -98,9 +102,14 @@ def create_token(call: ApiCall) -> ApiAnswer:
             "a token cannot create tokens",
             hint="use the socket, or ask an operator: `batchq token create`",
         )
-    wanted = call.body_as(TokenRequest)
+    return _created(call, call.identity.user, call.body_as(TokenRequest), decision)
+
+
+def _created(
+    call: ApiCall, owner: str, wanted: TokenRequest, decision: AccessDecision
+) -> ApiAnswer:
     created = call.delegate.access.create_token(
-        call.identity.user,
+        owner,
         call.actor,
         days=wanted.days,
         scope=Scope(verbs=wanted.verbs, namespaces=wanted.namespaces),
@@ -188,10 +197,9 @@ def revoke_token(call: ApiCall) -> ApiAnswer:
     call.context.book.renew(call.delegate.access)
     token = call.path["id"]
     record = call.context.book.state.tokens.get(token)
-    owner = "" if record is None else record.owner
     call.is_decided = True
-    decision = call.decide(_token_target(owner), Verb.DELETE)
-    if record is None or not call.decide(_token_target(owner), Verb.READ).allowed:
+    decision = _decide_about(call, record, Verb.DELETE)
+    if record is None or not _decide_about(call, record, Verb.READ).allowed:
         raise NotFound(f"there is no token {token[:80]!r}")
     if not decision.allowed:
         raise forbidden(decision.because)
@@ -200,8 +208,56 @@ def revoke_token(call: ApiCall) -> ApiAnswer:
     return ApiAnswer(document=token_row(revoked))
 
 
-def _token_target(owner: str) -> Target:
-    return Target(kind=TargetKind.TOKENS, owner=owner)
+def _decide_about(call: ApiCall, record: TokenRecord | None, verb: Verb) -> AccessDecision:
+    """Decide about a token: its owner's right, or that of the admins of a service account."""
+    owner = "" if record is None else record.owner
+    decision = call.decide(Target(kind=TargetKind.TOKENS, owner=owner), verb)
+    if decision.allowed or record is None or record.node is not UNSET:
+        return decision
+    home = namespace_of_account(owner)
+    return call.decide(_accounts_in(home), verb) if home else decision
+
+
+def _accounts_in(namespace: str) -> Target:
+    return Target(kind=TargetKind.SERVICE_ACCOUNTS, namespace=namespace)
+
+
+def list_accounts(call: ApiCall) -> ApiAnswer:
+    """Return the service accounts of a namespace."""
+    namespace = call.path["namespace"]
+    call.require(namespace)
+    found = service_accounts(call.context.book.state, call.delegate.now_ms())
+    rows = [account_row(one) for one in found if namespace_of_account(one.name) == namespace]
+    return ApiAnswer(document={"kind": "ServiceAccountList", "items": rows})
+
+
+def create_account_token(call: ApiCall) -> ApiAnswer:
+    """Create a token of a service account, which permits no verb that the caller's token does
+    not.
+    """
+    decision = call.require(call.path["namespace"])
+    wanted, mine = call.body_as(TokenRequest), call.identity.scope.verbs
+    if mine and not (wanted.verbs and set(wanted.verbs) <= set(mine)):
+        raise forbidden(
+            f"the scope of your own token has the verbs {', '.join(mine)} only, and a token of the"
+            " service account would permit more",
+            hint="name verbs of these",
+        )
+    return _created(call, _account_of(call), wanted, decision)
+
+
+def delete_account(call: ApiCall) -> ApiAnswer:
+    """Revoke all tokens of a service account, and take its roles away."""
+    decision = call.require(call.path["namespace"])
+    found = call.delegate.access.delete_account(
+        _account_of(call), call.actor, because=decision.because
+    )
+    call.context.book.renew(call.delegate.access)
+    return ApiAnswer(document=account_row(found))
+
+
+def _account_of(call: ApiCall) -> str:
+    return f"{call.path['namespace']}:{call.path['name']}"
 
 
 def list_bindings(call: ApiCall) -> ApiAnswer:

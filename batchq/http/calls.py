@@ -293,7 +293,7 @@ class ApiCall:
         """Refuse callers without any role, whether or not there is something to see."""
         self.is_decided = True
         if next(bindings_of(self.identity, self._bindings), None) is None:
-            raise forbidden(f"user {self.identity.user} has no role")
+            raise forbidden(f"{self.identity.title} has no role")
 
     def require(self, namespace: str, *, owner: str = "") -> AccessDecision:
         """Refuse the call unless the route's verb is permitted there."""

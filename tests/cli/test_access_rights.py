@@ -43,7 +43,7 @@ def test_a_wrong_subject_is_refused(batchq: Batchq) -> None:
     assert (refused.code, refused.err.splitlines()) == (
         1,
         [
-            "error: expected user:NAME or group:NAME, found 'alice'",
+            "error: expected user:NAME, group:NAME or serviceaccount:NAMESPACE:NAME, found 'alice'",
             "hint: as in user:alice, or group:unix:gpu for the Unix group gpu",
         ],
     )
@@ -126,3 +126,73 @@ def test_acting_for_a_user_takes_a_reason_and_the_api(
 ) -> None:
     refused = run(*words, "jobs", url=server.url)
     assert (refused.code, sentence in refused.err) == (2, True)
+
+
+def test_a_service_account_gets_a_role_and_a_token_and_is_deleted(batchq: Batchq) -> None:
+    assert batchq("access", "accounts").err == "there are no service accounts\n"
+    given = batchq("access", "grant", "serviceaccount:ml:ci", "submitter", "-n", "ml")
+    assert given.out == "serviceaccount:ml:ci is submitter in namespace ml\n"
+    row = json.loads(batchq("token", "create", "ml:ci", "-o", "json").out)
+    assert row["owner"] == "ml:ci"
+    titles, listed = batchq("access", "accounts", "-n", "ml").lines
+    assert titles.split() == ["ACCOUNT", "ROLES", "TOKENS", "EXPIRES"]
+    assert listed.split() == ["ml:ci", "submitter", row["id"], row["expiresAt"]]
+    assert batchq("access", "accounts", "-n", "cv").err == "there are no service accounts\n"
+    why = batchq("access", "why", "ml:ci", "create", "groups", "-n", "ml")
+    assert why.out == "yes: serviceaccount:ml:ci is submitter in namespace ml\n"
+    deleted = batchq("access", "delete-account", "ml:ci")
+    assert deleted.out == "service account ml:ci deleted, which had 1 token and 1 role\n"
+    missing = batchq("access", "delete-account", "ml:ci")
+    assert (missing.code, missing.err.splitlines()) == (
+        6,
+        ["error: there is no service account ml:ci", "hint: see `batchq access accounts`"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("token", "create", "ml:CI"), "error: service account 'ml:CI': name: "),
+        (("token", "create", ":ci"), "error: service account ':ci': namespace: "),
+        (("access", "delete-account", "ci"), "error: service account 'ci': name: "),
+        (
+            ("access", "grant", "serviceaccount:ml:ci", "submitter"),
+            "error: service account ml:ci has roles in its own namespace, ml, only, and a role",
+        ),
+    ],
+)
+def test_a_wrong_service_account_is_refused(
+    batchq: Batchq, words: tuple[str, ...], sentence: str
+) -> None:
+    refused = batchq(*words)
+    assert (refused.code, refused.err.startswith(sentence)) == (1, True), refused.err
+    assert batchq("token", "list", "-o", "json").out.count('"id"') == 0
+
+
+def test_an_admin_gives_roles_and_tokens_to_service_accounts_over_the_api(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunningApi(server.url) as api:
+        monkeypatch.setenv("BATCHQ_SERVER", f"unix:{api.socket}")
+        check_accounts_over_the_api()
+
+
+def check_accounts_over_the_api() -> None:
+    subject = ("serviceaccount:ml:ci", "submitter", "-n", "ml")
+    assert run("access", "grant", *subject).out == f"{subject[0]} is submitter in namespace ml\n"
+    made = run("token", "create", "ml:ci", "--days", "7")
+    parts = parse_token(made.out.strip())
+    assert parts is not None
+    assert made.err.startswith(f"Token {parts.id} of service account ml:ci lasts until ")
+    assert run("access", "accounts", "-n", "ml").lines[1].split()[:2] == ["ml:ci", "submitter"]
+    which = run("access", "accounts")
+    assert (which.code, which.err.splitlines()) == (
+        2,
+        [
+            "error: over the API, the service accounts of one namespace are listed",
+            "hint: add -n",
+        ],
+    )
+    assert run("access", "revoke", *subject).code == 0
+    deleted = run("access", "delete-account", "ml:ci")
+    assert deleted.out == "service account ml:ci deleted, which had 1 token and 0 roles\n"

@@ -14,7 +14,9 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
+from math import ceil
 from pathlib import Path
 from time import monotonic, sleep
 from types import MappingProxyType
@@ -52,18 +54,20 @@ class ApiCredentials(NamedTuple):
     """The API that a user is logged in to. `authority` is a file of certificates to trust.
 
     `impersonated` is the user in whose name requests are made, and `reason` says why; both are of
-    one command, and never kept.
+    one command, and never kept. `expires_at` is when the token ends, in ISO 8601, if its user is to
+    be warned before that.
     """
 
     server: str
     user: str = ""
     token: str = ""
     authority: str = ""
+    expires_at: str = ""
     impersonated: str = ""
     reason: str = ""
 
 
-_KEPT = ("server", "user", "token", "authority")
+_KEPT = ("server", "user", "token", "authority", "expires_at")
 
 
 def checked_server(url: str, *, variable: str = "") -> str:
@@ -465,7 +469,31 @@ def chosen_credentials(
             hint=f"or name a file with the token: {_TOKEN_FILE_VARIABLE}",
         )
     token = token or _token_in(environ.get(_TOKEN_FILE_VARIABLE, ""))
-    return kept._replace(token=token) if token else kept
+    return kept._replace(token=token, expires_at="") if token else kept
+
+
+#: How long before its end the user of a token is told.
+_WARNED_BEFORE = timedelta(days=7)
+
+
+def end_to_warn_of(token: Mapping[str, Any] | None) -> str:
+    """Return when a token ends, from what the API says of it; "" if it never lasted for longer than
+    users are warned before.
+    """
+    if token is None:
+        return ""
+    begin, end = (datetime.fromisoformat(token[name]) for name in ("madeAt", "expiresAt"))
+    return str(token["expiresAt"]) if end - begin > _WARNED_BEFORE else ""
+
+
+def days_left(credentials: ApiCredentials) -> int | None:
+    """Return the days until the token ends, rounded up, if its user is to be warned now."""
+    try:
+        end = datetime.fromisoformat(credentials.expires_at)
+        left = end - datetime.now(UTC)
+    except (TypeError, ValueError):
+        return None
+    return ceil(left / timedelta(days=1)) if timedelta() < left <= _WARNED_BEFORE else None
 
 
 def _token_in(path: str) -> str:

@@ -360,11 +360,12 @@ def _reasons_of(record: AuditRecord) -> str:
         "batchq token create alice --note 'laptop'",
         "batchq token invite bob --role submitter -n ml",
         "batchq token list",
+        "batchq token rotate",
         "batchq token revoke b3nq7zk2xw",
     )
 )
 def token() -> None:
-    """Create, list and revoke tokens of the HTTP API.
+    """Create, list, rotate and revoke tokens of the HTTP API.
 
     The commands use the Redis server itself, so they need a user of its role `api`, or one with all
     rights. Users who reach the API by its socket create their own tokens there: POST /v1/tokens.
@@ -545,11 +546,72 @@ def list_tokens(shared: Globals, user: str, output: Output) -> None:
     show_list(output, wanted, form)
 
 
+@token.command(
+    epilog=examples("batchq token rotate", "batchq token rotate b3nq7zk2xw --overlap 2h > ci.token")
+)
+@click.argument("token", required=False, metavar="[ID]")
+@click.option(
+    "--overlap",
+    type=DURATION,
+    default="24h",
+    show_default=True,
+    help="How long the former token stays valid.",
+)
+@output_option("text", "json")
+@pass_globals
+def rotate(shared: Globals, token: str | None, overlap: str, output: Output) -> None:
+    """Replace a token by a new one of the same user, scope and length.
+
+    Without ID it is the token with which you use the API: that of `batchq login` is replaced where
+    it is kept, and another one is printed. With ID the Redis server itself is used, and the new
+    token is printed. A token is rotated once; `batchq token revoke` of it revokes the new one, too.
+    """
+    if token is None:
+        _rotate_own(shared, overlap, output)
+        return
+    with _delegate(shared) as delegate:
+        actor = Actor(user=delegate.user, via="redis")
+        made = delegate.access.rotate(token, actor, overlap_ms=parse_duration(overlap))
+    row = {"token": made.text, **token_row(made.record)}
+    output.page(row, lambda: echo(made.text))
+    if output.for_people:
+        echo(_in_place_of(token, row, overlap), err=True)
+
+
+def _rotate_own(shared: Globals, overlap: str, output: Output) -> None:
+    from batchq.api_session import end_to_warn_of, read_credentials, write_credentials
+    from batchq.paths import find_home
+
+    api = shared.api()
+    if api is None or not api.token:
+        raise UsageError(
+            "there is no token with which you use the API", hint="name the ID of a token"
+        )
+    row = _asked_of_api(api, "POST", "/v1/rotations", {"overlap": overlap})
+    home = find_home()
+    is_kept = home.credentials.exists() and read_credentials(home).token == api.token
+    if is_kept:
+        new = api._replace(token=row["token"], expires_at=end_to_warn_of(row))
+        write_credentials(home, new)
+    output.page(row, lambda: None if is_kept else echo(row["token"]))
+    if output.for_people:
+        echo(_in_place_of(api.token.split("_")[1], row, overlap), err=True)
+
+
+def _in_place_of(former: str, row: dict[str, Any], overlap: str) -> str:
+    return (
+        f"Token {row['id']} of {title_of(row['owner'])} lasts until {row['expiresAt']}; token"
+        f" {former} ends after {overlap}."
+    )
+
+
 @token.command(epilog=examples("batchq token revoke b3nq7zk2xw"))
 @click.argument("tokens", nargs=-1, required=True, metavar="ID…")
 @pass_globals
 def revoke(shared: Globals, tokens: tuple[str, ...]) -> None:
-    """Revoke tokens: they are refused at once, and their open streams end within a second."""
+    """Revoke tokens, and those that they were rotated to: they are refused at once, and their open
+    streams end within a second.
+    """
     with _delegate(shared) as delegate:
         actor = Actor(user=delegate.user, via="redis")
         for one in tokens:

@@ -396,6 +396,7 @@ def login(server: str, token_file: Path | None, ca_file: Path | None, oidc: bool
         ApiCredentials,
         ApiSession,
         checked_server,
+        end_to_warn_of,
         write_credentials,
     )
     from batchq.paths import find_home
@@ -427,7 +428,7 @@ def login(server: str, token_file: Path | None, ca_file: Path | None, oidc: bool
     tried = ApiCredentials(server=address, token=token, authority=authority)
     with ApiSession(tried) as session:
         me = session.request("GET", "/v1/me")
-    kept = ApiCredentials(server=address, user=me["user"], token=token, authority=authority)
+    kept = tried._replace(user=me["user"], expires_at=end_to_warn_of(me["token"]))
     path = write_credentials(find_home(), kept)
     echo(f"{me['user']} is logged in to {address}; the token is kept in {path}")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +15,6 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs, to_builtins
 
 from batchq.api.access import (
-    OF_ACCOUNT,
     Binding,
     Scope,
     TokenKind,
@@ -23,7 +22,6 @@ from batchq.api.access import (
     check_account,
     digest_of_secret,
     is_signed,
-    namespace_of_account,
     signature_of,
     title_of,
     token_text,
@@ -50,7 +48,9 @@ from batchq.store.access_records import (
     AuditRecord,
     BindingRecord,
     FieldChange,
+    ServiceAccount,
     TokenRecord,
+    service_accounts,
 )
 from batchq.store.exec_channels import ExecChannel
 from batchq.store.link import read_revision
@@ -71,9 +71,12 @@ __all__ = [
     "Delegate",
     "NewToken",
     "PodHold",
+    "ServiceAccount",
     "TokenRecord",
+    "account_row",
     "audit_row",
     "binding_row",
+    "service_accounts",
     "token_row",
 ]  # fmt: skip
 
@@ -150,32 +153,6 @@ def token_row(record: TokenRecord) -> dict[str, object]:
         "invitation": record.kind == "invitation",
         **node,
     }
-
-
-class ServiceAccount(NamedTuple):
-    """A service account: its roles, and its tokens that are valid."""
-
-    name: str
-    roles: Sequence[BindingRecord]
-    tokens: Sequence[TokenRecord]
-
-
-def service_accounts(state: AccessState, now_ms: int) -> list[ServiceAccount]:
-    """Return the service accounts that have roles or valid tokens, by name."""
-    roles: dict[str, list[BindingRecord]] = {}
-    tokens: dict[str, list[TokenRecord]] = {}
-    for _, role in sorted(state.bindings.items()):
-        account = role.binding.subject.removeprefix(OF_ACCOUNT)
-        if account != role.binding.subject:
-            roles.setdefault(account, []).append(role)
-    for token in sorted(state.tokens.values(), key=lambda one: (one.made_at, one.id)):
-        is_valid = token.revoked_at is None and token.expires_at > now_ms
-        if is_valid and token.node is UNSET and namespace_of_account(token.owner):
-            tokens.setdefault(token.owner, []).append(token)
-    return [
-        ServiceAccount(name, roles.get(name, ()), tokens.get(name, ()))
-        for name in sorted({*roles, *tokens})
-    ]
 
 
 def account_row(account: ServiceAccount) -> dict[str, object]:
@@ -307,6 +284,7 @@ class AccessControl:
         of_account: bool = False,
         node: str | UnsetType = UNSET,
         groups: tuple[str, ...] | UnsetType = UNSET,
+        replaces: str | UnsetType = UNSET,
         token: str = "",
         spent: Sequence[FieldChange] = (),
     ) -> NewToken:
@@ -333,6 +311,7 @@ class AccessControl:
             invitation=True if kind == "invitation" else UNSET,
             node=node,
             groups=groups,
+            replaces=replaces,
         )
         changes = [FieldChange(field=token, before=None, after=record), *spent]
         changes += [FieldChange(field=one.id, before=one, after=None) for one in stale]
@@ -355,22 +334,65 @@ class AccessControl:
         if len(state.tokens) - stale >= MOST_OF_ALL:
             raise Rejected(f"there are {MOST_OF_ALL} tokens, which is the most there may be")
 
+    def rotate(self, token: str, actor: Actor, *, overlap_ms: int = DAY) -> NewToken:
+        """Create a token that replaces one: of the same owner and scope, lasting as long as that
+        one did. The former ends after `overlap_ms`, if it does not end before.
+
+        A successor that was never used is revoked, since its text may have been lost on its way.
+
+        Raises NotFound, Conflict if the token is not valid or was rotated already, InvalidInput if
+        tokens of its kind are not rotated, Rejected if there are too many, StoreUnavailable.
+        """
+        state, now_ms, used = self.state(), self._store.now_ms(), self.last_uses()
+        record = _known(state, token)
+        if record.kind != "token" or record.groups is not UNSET:
+            what = _WORDS[record.kind] or "token "
+            raise InvalidInput(
+                f"{what}{token} of a login or for one use is not rotated",
+                hint="log in again, or ask for another one",
+            )
+        if record.revoked_at is not None or record.expires_at <= now_ms:
+            raise Conflict(f"token {token} is not valid any more", hint="ask for another one")
+        if not 0 <= overlap_ms <= MOST_DAYS * DAY:
+            raise InvalidInput(f"overlap: expected 0s to {MOST_DAYS}d")
+        former = [one for one in _successors(state, token) if one.revoked_at is None]
+        for one in former:
+            if one.id in used:
+                raise Conflict(
+                    f"token {token} was rotated already, on {format_instant(one.made_at)}: token"
+                    f" {one.id} replaces it, and is in use",
+                    hint=f"if that was not you, `batchq token revoke {token}` revokes both",
+                )
+        lasts_ms = max(one.expires_at - one.made_at for one in (record, *former))
+        ends_at = min(record.expires_at, now_ms + overlap_ms)
+        ended = structs.replace(record, expires_at=ends_at)
+        return self._create(
+            record.owner, actor, lasts_ms, scope=record.scope, note=record.note,
+            because=f"rotation of token {token}", of_account=":" in record.owner, replaces=token,
+            spent=[
+                FieldChange(field=token, before=record, after=ended),
+                *_revocations(former, now_ms),
+            ],
+        )  # fmt: skip
+
     def revoke_token(self, token: str, actor: Actor, *, because: str = "") -> TokenRecord:
-        """Revoke a token; it is refused from now on, and its streams are cut.
+        """Revoke a token, and those that it was rotated to; they are refused from now on, and their
+        streams are cut.
 
         Raises NotFound, Conflict if it is revoked already, StoreUnavailable.
         """
-        record = self.state().tokens.get(token)
-        if record is None:
-            raise NotFound(f"there is no token {token[:80]!r}", hint="see `batchq token list`")
+        state = self.state()
+        record = _known(state, token)
         if record.revoked_at is not None:
             raise Conflict(f"token {token} is revoked already")
         now_ms = self._store.now_ms()
         revoked = structs.replace(record, revoked_at=now_ms)
         name = f"{_WORDS[record.kind]}{token} {_of(record.owner, record.node)}"
         audit = _audit(actor, now_ms, "delete", "tokens", name, because)
-        change = FieldChange(field=token, before=record, after=revoked)
-        records.write_access(self._link, audit, [change], of_bindings=False)
+        changes = [FieldChange(field=token, before=record, after=revoked)]
+        valid = [one for one in _successors(state, token) if one.revoked_at is None]
+        changes += _revocations(valid, now_ms)
+        records.write_access(self._link, audit, changes, of_bindings=False)
         return revoked
 
     def invite_node(
@@ -484,11 +506,8 @@ class AccessControl:
                 f"there is no service account {account}", hint="see `batchq access accounts`"
             )
         audit = _audit(actor, now_ms, "delete", "service-accounts", account, because)
-        tokens = [
-            FieldChange(field=one.id, before=one, after=structs.replace(one, revoked_at=now_ms))
-            for one in found.tokens
-        ]
-        records.write_access(self._link, audit, tokens, of_bindings=False)
+        changes = _revocations(found.tokens, now_ms)
+        records.write_access(self._link, audit, changes, of_bindings=False)
         for one in found.roles:
             self.withdraw(one.binding, actor, because=because)
         return found
@@ -524,6 +543,26 @@ _WORDS: dict[TokenKind, str] = {
 
 def _of(owner: str, node: str | UnsetType) -> str:
     return f"of {title_of(owner)}" if node is UNSET else f"of node {node}"
+
+
+def _known(state: AccessState, token: str) -> TokenRecord:
+    record = state.tokens.get(token)
+    if record is None:
+        raise NotFound(f"there is no token {token[:80]!r}", hint="see `batchq token list`")
+    return record
+
+
+def _successors(state: AccessState, token: str) -> list[TokenRecord]:
+    """Return the tokens that a token was rotated to, their successors included."""
+    found = [one for one in state.tokens.values() if one.replaces == token]
+    return found + [other for one in found for other in _successors(state, one.id)]
+
+
+def _revocations(tokens: Iterable[TokenRecord], now_ms: int) -> list[FieldChange]:
+    return [
+        FieldChange(field=one.id, before=one, after=structs.replace(one, revoked_at=now_ms))
+        for one in tokens
+    ]
 
 
 def _new_id() -> str:

@@ -25,7 +25,7 @@ from batchq.api.access import (
     target_of,
 )
 from batchq.api.notation import subdomain_problem
-from batchq.api.times import format_duration, format_instant, parse_duration
+from batchq.api.times import DAY, format_duration, format_instant, parse_duration
 from batchq.client.access_control import (
     USUAL_DAYS,
     USUAL_INVITATION_MS,
@@ -121,6 +121,32 @@ def _created(
     return ApiAnswer(document=document, status=HTTPStatus.CREATED)
 
 
+class RotationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of a rotation: how long the former token stays valid."""
+
+    overlap: str = format_duration(DAY)
+
+
+def rotate_token(call: ApiCall) -> ApiAnswer:
+    """Replace the caller's token. The new one's text is in this answer only."""
+    identity = call.identity
+    if identity.via != "token" or identity.by is not None:
+        raise forbidden("only the owner of a token rotates it, by the token itself")
+    overlap_ms = _duration("overlap", call.body_as(RotationRequest).overlap)
+    access = call.delegate.access
+    created = access.rotate(identity.token, call.actor, overlap_ms=overlap_ms)
+    call.context.book.renew(access)
+    document = {"token": created.text, **token_row(created.record)}
+    return ApiAnswer(document=document, status=HTTPStatus.CREATED)
+
+
+def _duration(field: str, text: str) -> int:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise bad_request(f"{field}: {error}") from None
+
+
 def redeem_invitation(call: ApiCall) -> ApiAnswer:
     """Exchange the caller's invitation for a token, whose text is in this answer only."""
     book = call.context.book
@@ -178,10 +204,7 @@ def invite_user(call: ApiCall) -> ApiAnswer:
     if wanted.role:
         binding = parse_binding(f"user:{user}", wanted.role, wanted.namespace)
         _may_bind(call, Verb.CREATE, binding)
-    try:
-        lasts_ms = parse_duration(wanted.lasts)
-    except ValueError as error:
-        raise bad_request(f"lasts: {error}") from None
+    lasts_ms = _duration("lasts", wanted.lasts)
     created = call.delegate.access.invite(
         user, call.actor, lasts_ms=lasts_ms, note=wanted.note, because=decision.because
     )
@@ -346,10 +369,7 @@ def invite_node(call: ApiCall) -> ApiAnswer:
     decision = call.require("")
     _registrar(call)
     wanted = call.body_as(NodeInvitation)
-    try:
-        lasts_ms = parse_duration(wanted.lasts)
-    except ValueError as error:
-        raise bad_request(f"lasts: {error}") from None
+    lasts_ms = _duration("lasts", wanted.lasts)
     created = call.delegate.access.invite_node(
         call.path["name"], call.actor, lasts_ms=lasts_ms, because=decision.because
     )

@@ -13,13 +13,20 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from secrets import token_hex
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 import redis
 from msgspec import UNSET, Struct, UnsetType
 
-from batchq.api.access import Binding, Scope, TokenKind, Via
+from batchq.api.access import (
+    OF_ACCOUNT,
+    Binding,
+    Scope,
+    TokenKind,
+    Via,
+    namespace_of_account,
+)
 from batchq.api.objects import Unreadable
 from batchq.errors import Conflict, StoreUnavailable
 from batchq.store import keys, scripts
@@ -59,6 +66,8 @@ class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     joined_with: str | UnsetType = UNSET
     #: Of the owner, as the provider named them at the login.
     groups: tuple[str, ...] | UnsetType = UNSET
+    #: The id of the token that it was rotated from.
+    replaces: str | UnsetType = UNSET
 
     @property
     def kind(self) -> TokenKind:
@@ -112,6 +121,32 @@ class AccessState(Struct, frozen=True, kw_only=True):
     revision: int = -1
     tokens: dict[str, TokenRecord] = {}
     bindings: dict[str, BindingRecord] = {}
+
+
+class ServiceAccount(NamedTuple):
+    """A service account: its roles, and its tokens that are valid."""
+
+    name: str
+    roles: Sequence[BindingRecord]
+    tokens: Sequence[TokenRecord]
+
+
+def service_accounts(state: AccessState, now_ms: int) -> list[ServiceAccount]:
+    """Return the service accounts that have roles or valid tokens, by name."""
+    roles: dict[str, list[BindingRecord]] = {}
+    tokens: dict[str, list[TokenRecord]] = {}
+    for _, role in sorted(state.bindings.items()):
+        account = role.binding.subject.removeprefix(OF_ACCOUNT)
+        if account != role.binding.subject:
+            roles.setdefault(account, []).append(role)
+    for token in sorted(state.tokens.values(), key=lambda one: (one.made_at, one.id)):
+        is_valid = token.revoked_at is None and token.expires_at > now_ms
+        if is_valid and token.node is UNSET and namespace_of_account(token.owner):
+            tokens.setdefault(token.owner, []).append(token)
+    return [
+        ServiceAccount(name, roles.get(name, ()), tokens.get(name, ()))
+        for name in sorted({*roles, *tokens})
+    ]
 
 
 class FieldChange(Struct, frozen=True, kw_only=True):

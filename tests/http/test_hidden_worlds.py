@@ -127,7 +127,7 @@ def answers(alice: Caller) -> dict[str, Any]:
         if (
             route.is_open
             or route.credential != "token"
-            or route.name in ("createToken", "submitGroups")
+            or route.name in ("createToken", "rotateToken", "submitGroups")
         ):
             continue
         for path in paths_of(route):

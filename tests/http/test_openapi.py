@@ -16,7 +16,7 @@ from tests.tidy.source import ROOT
 def test_every_route_needs_a_right_or_is_meant_for_everyone() -> None:
     without = {route.path for route in ROUTES if route.verb is None}
     # For callers with any token, with an invitation, and with a join token.
-    known = {"/v1/me", "/v1/invitations", "/v1/nodes/{name}/user"}
+    known = {"/v1/me", "/v1/rotations", "/v1/invitations", "/v1/nodes/{name}/user"}
     assert without == {"/livez", "/readyz", "/v1/openapi.json", "/v1/login", *known}
     assert {route.path for route in ROUTES if route.is_open} == without - known
 

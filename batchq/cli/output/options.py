@@ -66,9 +66,20 @@ class Globals(NamedTuple):
 
         is_redis_chosen = bool(self.redis_url or os.environ.get(URL_FILE_VARIABLE))
         found = chosen_credentials(home, is_redis_chosen=is_redis_chosen)
+        if found is not None and found.expires_at:
+            _warn_of_the_end(found)
         if found is None or not self.impersonated:
             return found
         return found._replace(impersonated=self.impersonated, reason=self.reason)
+
+
+def _warn_of_the_end(credentials: ApiCredentials) -> None:
+    from batchq.api_session import days_left
+
+    days = days_left(credentials)
+    if days is not None:
+        unit = "a day" if days == 1 else f"{days} days"
+        comment(f"warning: your token ends within {unit}; `batchq token rotate` replaces it")
 
 
 METRICS_VARIABLE = "BATCHQ_METRICS"

@@ -1,0 +1,186 @@
+"""Rotation: a token is replaced by one like it, once, and ends after an overlap."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from batchq.api.access import Scope, Verb, parse_binding
+from batchq.api.times import DAY, HOUR
+from batchq.client.access_control import Actor, Delegate, NewToken
+from batchq.errors import Conflict, InvalidInput
+from tests.cli.conftest import run
+from tests.client.stage import Stage
+from tests.harness.server import Server
+from tests.http.api_process import Caller, Got, RunningApi
+from tests.http.manifests import groups_of, manifest
+
+ROOT = Actor(user="root@host", via="redis")
+ALICE = Actor(user="alice", via="token")
+
+
+class Desk(NamedTuple):
+    """A token of alice, a viewer of ml who may only read."""
+
+    delegate: Delegate
+    api: RunningApi
+    made: NewToken
+
+    def caller(self, text: str = "") -> Caller:
+        return self.api.caller(text or self.made.text)
+
+
+@pytest.fixture
+def desk(server: Server, stage: Stage) -> Iterator[Desk]:
+    with Delegate(server.url) as delegate, RunningApi(server.url) as api:
+        delegate.access.grant(parse_binding("user:alice", "viewer", "ml"), ROOT)
+        scope = Scope(verbs=(Verb.READ,), namespaces=("ml",))
+        made = delegate.access.create_token("alice", ROOT, days=30, scope=scope, note="laptop")
+        yield Desk(delegate, api, made)
+
+
+def rotated(caller: Caller, **body: str) -> Got:
+    return caller("POST", "/v1/rotations", body)
+
+
+def test_the_new_token_is_like_the_former_which_ends_after_the_overlap(desk: Desk) -> None:
+    answer = rotated(desk.caller(), overlap="2h")
+    assert (answer.status, answer.data["owner"], answer.data["note"]) == (201, "alice", "laptop")
+    tokens = desk.delegate.access.state().tokens
+    new, former = tokens[answer.data["id"]], tokens[desk.made.record.id]
+    assert (new.scope, new.expires_at - new.made_at) == (desk.made.record.scope, 30 * DAY)
+    # Both begin at the same request, and the server's clock is read twice.
+    assert former.expires_at <= new.made_at + 2 * HOUR < former.expires_at + HOUR
+    for text in (desk.made.text, answer.data["token"]):
+        assert desk.caller(text)("GET", "/v1/groups?namespace=ml").status == 200
+        refused = desk.caller(text)("POST", groups_of("ml"), manifest("train"))
+        assert (refused.status, "the token's scope" in refused.data["detail"]) == (403, True)
+    records = [one.record for one in desk.delegate.access.audit(9)]
+    assert ("alice", f"rotation of token {former.id}") in [
+        (one.user, one.because) for one in records
+    ]
+
+
+def test_without_an_overlap_the_former_token_ends_at_once(desk: Desk) -> None:
+    answer = rotated(desk.caller(), overlap="0s")
+    assert desk.caller()("GET", "/v1/me").status == 401
+    assert desk.caller(answer.data["token"])("GET", "/v1/me").status == 200
+
+
+def test_an_overlap_does_not_prolong_the_former_token(desk: Desk) -> None:
+    rotated(desk.caller(), overlap="60d")
+    former = desk.delegate.access.state().tokens[desk.made.record.id]
+    assert former.expires_at == desk.made.record.expires_at
+
+
+def test_a_stolen_token_that_was_rotated_is_noticed_and_revoked_with_what_replaced_it(
+    desk: Desk,
+) -> None:
+    stolen = rotated(desk.caller()).data
+    thief = desk.caller(stolen["token"])
+    assert thief("GET", "/v1/me").status == 200
+    further = rotated(thief).data
+    refused = rotated(desk.caller())
+    assert refused.status == 409
+    assert f"token {stolen['id']} replaces it, and is in use" in refused.data["detail"]
+    desk.delegate.access.revoke_token(desk.made.record.id, ROOT)
+    tokens = desk.delegate.access.state().tokens
+    assert all(tokens[one["id"]].revoked_at is not None for one in (stolen, further))
+
+
+def test_an_answer_that_was_lost_costs_nothing(desk: Desk) -> None:
+    lost = rotated(desk.caller(), overlap="2h").data
+    again = rotated(desk.caller(), overlap="2h").data
+    tokens = desk.delegate.access.state().tokens
+    assert tokens[lost["id"]].revoked_at is not None
+    assert tokens[again["id"]].expires_at - tokens[again["id"]].made_at == 30 * DAY
+    assert desk.caller(again["token"])("GET", "/v1/me").status == 200
+
+
+def test_only_valid_tokens_of_no_login_are_rotated(desk: Desk) -> None:
+    access = desk.delegate.access
+    for made in (
+        access.invite("bob", ROOT),
+        access.invite_node("gpu1", ROOT),
+        access.log_in("alice", ("oidc:ml",), "1" * 64, ALICE),
+    ):
+        with pytest.raises(InvalidInput, match="of a login or for one use is not rotated"):
+            access.rotate(made.record.id, ROOT)
+    access.revoke_token(desk.made.record.id, ROOT)
+    with pytest.raises(Conflict, match="is not valid any more"):
+        access.rotate(desk.made.record.id, ROOT)
+
+
+def test_no_one_rotates_in_the_name_of_another_or_without_a_token(desk: Desk) -> None:
+    access = desk.delegate.access
+    access.grant(parse_binding("user:olga", "operator", "*"), ROOT)
+    olga = desk.caller(access.create_token("olga", ROOT).text)
+    acting = olga("POST", "/v1/rotations", {}, Batchq_As="alice", Batchq_Reason="look")
+    assert acting.status == 403
+    assert desk.api.caller()("POST", "/v1/rotations", {}).status == 403
+    malformed = rotated(desk.caller(), overlap="soon")
+    assert (malformed.status, malformed.data["detail"].startswith("overlap: ")) == (400, True)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BATCHQ_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def kept_in(home: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((home / "credentials.json").read_text())
+    return found
+
+
+@pytest.mark.usefixtures("stage")
+def test_the_token_of_a_login_is_replaced_where_it_is_kept(server: Server, home: Path) -> None:
+    with Delegate(server.url) as delegate, RunningApi(server.url) as api:
+        delegate.access.grant(parse_binding("user:alice", "viewer", "ml"), ROOT)
+        text = delegate.access.create_token("alice", ROOT).text
+        address = f"http://localhost:{api.port}"
+        run("login", address, "--token-file", "-", stdin=f"{text}\n")
+        done = run("token", "rotate", "--overlap", "0s")
+        assert (done.code, done.out) == (0, "")
+        assert done.err.endswith(f"token {text.split('_')[1]} ends after 0s.\n")
+        assert kept_in(home)["token"] not in ("", text)
+        assert run("whoami").code == 0
+
+
+@pytest.mark.usefixtures("stage")
+@pytest.mark.parametrize(("days", "is_warned"), [(3, True), (10, False)])
+def test_commands_warn_in_the_last_week_of_a_token(
+    server: Server, home: Path, days: int, is_warned: bool
+) -> None:
+    with Delegate(server.url) as delegate, RunningApi(server.url) as api:
+        delegate.access.grant(parse_binding("user:alice", "viewer", "ml"), ROOT)
+        text = delegate.access.create_token("alice", ROOT).text
+        run("login", f"http://localhost:{api.port}", "--token-file", "-", stdin=f"{text}\n")
+        end = datetime.now(UTC) + timedelta(days=days) - timedelta(hours=1)
+        kept = kept_in(home) | {"expires_at": end.isoformat()}
+        (home / "credentials.json").write_text(json.dumps(kept))
+        warned = run("jobs")
+        assert warned.code == 0
+        text = f"your token ends within {days} days; `batchq token rotate` replaces it"
+        assert (text in warned.err) is is_warned
+
+
+@pytest.mark.usefixtures("stage")
+def test_a_token_is_rotated_by_its_id_with_the_credentials_of_the_server(server: Server) -> None:
+    with Delegate(server.url) as delegate:
+        former = delegate.access.create_token("alice", ROOT, days=7).record.id
+    row = json.loads(run("token", "rotate", former, "-o", "json", url=server.url).out)
+    assert row["token"].startswith(f"bqt_{row['id']}_")
+    missing = run("token", "rotate", url=server.url)
+    assert (missing.code, missing.err.splitlines()) == (
+        2,
+        [
+            "error: there is no token with which you use the API",
+            "hint: name the ID of a token",
+        ],
+    )

@@ -199,11 +199,14 @@ class Identity(Struct, frozen=True, kw_only=True):
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """What is touched: its kind, its namespace ("" if it has none) and its owner."""
+    """What is touched: its kind, its namespace ("" if it has none) and its owner; and whether the
+    owner of a group shares its output with the namespace.
+    """
 
     kind: TargetKind
     namespace: str = ""
     owner: str = ""
+    is_shared: bool = False
 
 
 class AccessDecision(Struct, frozen=True, kw_only=True):
@@ -216,13 +219,15 @@ class AccessDecision(Struct, frozen=True, kw_only=True):
 class AccessRule(Struct, frozen=True, kw_only=True):
     """Which roles permit something.
 
-    `roles` permit it in their namespace, `of_owner` if the target is also the caller's own.
+    `roles` permit it in their namespace, `of_owner` if the target is also the caller's own, and
+    `of_shared` if its owner shares it.
     `anywhere` permit it in every namespace, under open visibility; `everywhere` under any.
     `without_role`: the owner needs no role.
     """
 
     roles: frozenset[AccessRole] = frozenset()
     of_owner: frozenset[AccessRole] = frozenset()
+    of_shared: frozenset[AccessRole] = frozenset()
     anywhere: frozenset[AccessRole] = frozenset()
     everywhere: frozenset[AccessRole] = frozenset()
     without_role: bool = False
@@ -250,7 +255,9 @@ RULES: dict[tuple[Verb, TargetKind, Tier | None], AccessRule] = {
         roles=OF_NAMESPACES | {_O}, anywhere=OF_NAMESPACES
     ),
     (Verb.READ, _GROUPS, Tier.SPEC): AccessRule(roles=OF_NAMESPACES),
-    (Verb.READ, _GROUPS, Tier.OUTPUT): AccessRule(roles=frozenset({_A}), of_owner=OF_NAMESPACES),
+    (Verb.READ, _GROUPS, Tier.OUTPUT): AccessRule(
+        roles=frozenset({_A}), of_owner=OF_NAMESPACES, of_shared=OF_NAMESPACES
+    ),
     (Verb.CREATE, _GROUPS, None): AccessRule(roles=frozenset({_S, _A})),
     (Verb.UPDATE, _GROUPS, None): _CHANGING,
     (Verb.CANCEL, _GROUPS, None): _CHANGING,
@@ -297,7 +304,8 @@ def rule_of(
         rule = structs.replace(rule, anywhere=frozenset())
     if reads_group and visibility is Visibility.OWN:
         overseeing = rule.roles & _OVERSEEING
-        return structs.replace(rule, roles=overseeing, of_owner=rule.of_owner | OF_NAMESPACES)
+        owning = rule.of_owner | OF_NAMESPACES
+        return structs.replace(rule, roles=overseeing, of_owner=owning, of_shared=frozenset())
     return rule
 
 
@@ -323,6 +331,7 @@ def decide(
         if (
             (is_here and binding.role in rule.roles)
             or (is_own and binding.role in rule.of_owner and (is_here or not target.namespace))
+            or (target.is_shared and is_here and binding.role in rule.of_shared)
             or binding.role in rule.anywhere
             or binding.role in rule.everywhere
         ):

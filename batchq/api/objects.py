@@ -280,6 +280,8 @@ class PodGroupSpec(Value, frozen=True):
     controller: Literal["batchq", "external"] = "batchq"
     #: `self`: its pods get a token of the HTTP API, for the namespace and in the owner's name.
     token: Literal["", "self"] = ""
+    #: `namespace`: everyone with a role in its namespace may read its output over the HTTP API.
+    share: Literal["", "namespace"] = ""
     launch: Launch | None = None
     #: Label of nodes -> whether all pods are placed where it has one and the same value. The gang
     #: alone, and only where nodes have room, if that is preferred.

@@ -109,6 +109,7 @@ def _group_fields(group: PodGroup, view: GroupView, now_ms: int) -> list[tuple[s
         ("Priority", _priority(view.priority, spec.priority_class_name)),
         ("Labels", _pairs(group.metadata.labels)),
         ("Submitted", _submitted(group, view, now_ms)),
+        ("Output", "shared with its namespace" if group.spec.share else ""),
         ("Started", _since(view.started_at, now_ms)),
         ("Finished", _since(view.finished_at, now_ms)),
         ("Walltime", "" if spec.walltime is None else format_duration(spec.walltime)),

@@ -324,6 +324,12 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         help="Give its pods a token, with which they act in your name at the HTTP API, in this"
         " namespace only.",
     ),
+    click.option(
+        "--share",
+        is_flag=True,
+        help="Let everyone with a role in the namespace read its output, and the values of its "
+        "environment, over the HTTP API.",
+    ),
 )
 
 
@@ -404,7 +410,7 @@ OF_REQUEST = (
     *("exclusive", "max_pods_per_node", "pack"),
     *("function", "array"),
     *("walltime", "grace", "priority_class", "env", "after", "gates", "suspend", "retries"),
-    *("external", "api_token", "launch", "ports", "processes", "dialect", "warn"),
+    *("external", "api_token", "share", "launch", "ports", "processes", "dialect", "warn"),
     *("env_activate", "stdin", "image", "runtime", "mounts", "isolate"),
 )
 

@@ -188,6 +188,7 @@ class Request(Struct, frozen=True, kw_only=True):
     retries: int = 0
     external: bool = False
     api_token: bool = False
+    share: bool = False
     launch: str | None = None
     ports: int | None = None
     processes: int | None = None
@@ -226,6 +227,7 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
         retry=structs.replace(Retry(), limit=request.retries),
         depends_on=tuple(dependency_of(text) for text in one_or_more(request.after)),
         token="self" if request.api_token else "",
+        share="namespace" if request.share else "",
         launch=_launch(request),
         topology=_topology(request),
         exclusive=request.exclusive,

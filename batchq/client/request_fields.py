@@ -254,6 +254,7 @@ _READ: dict[str, Reading] = {
     "retries": _whole,
     "external": _truth,
     "api_token": _truth,
+    "share": _truth,
     "launch": _text,
     "ports": _whole,
     "processes": _whole,

@@ -173,7 +173,7 @@ class ApiCall:
         self._query = query
         self._body = body
         self._bindings = context.bindings
-        self._tiers: dict[tuple[str, bool], Tier | None] = {}
+        self._tiers: dict[tuple[str, bool, bool], Tier | None] = {}
         self._known: dict[str, bool] = {}
 
     def of(self, identity: Identity, context: CallContext | None = None) -> ApiCall:
@@ -297,9 +297,15 @@ class ApiCall:
 
     def require(self, namespace: str, *, owner: str = "") -> AccessDecision:
         """Refuse the call unless the route's verb is permitted there."""
+        return self._require(Target(kind=self.route.kind, namespace=namespace, owner=owner))
+
+    def require_of(self, group: PodGroup) -> AccessDecision:
+        """Refuse the call unless the route's verb is permitted for a group."""
+        return self._require(_target_of(group))
+
+    def _require(self, target: Target) -> AccessDecision:
         assert self.route.verb is not None
         self.is_decided = True
-        target = Target(kind=self.route.kind, namespace=namespace, owner=owner)
         decision = self.decide(target, self.route.verb, self.route.tier)
         if not decision.allowed:
             raise forbidden(decision.because)
@@ -308,18 +314,22 @@ class ApiCall:
 
     def tier_of(self, group: PodGroup) -> Tier | None:
         """Return how much of a group the caller sees; None for nothing."""
-        return self.tier_at(group.metadata.namespace, group.status.submitted_by)
+        return self._tier_of(_target_of(group))
 
     def tier_at(self, namespace: str, owner: str) -> Tier | None:
-        """Return how much the caller sees of the groups of an owner in a namespace."""
+        """Return how much the caller sees of the groups of an owner in a namespace, if the owner
+        does not share them.
+        """
+        return self._tier_of(Target(kind=TargetKind.GROUPS, namespace=namespace, owner=owner))
+
+    def _tier_of(self, target: Target) -> Tier | None:
         self.is_decided = True
-        place = namespace, owner in self.identity.names
+        place = target.namespace, target.owner in self.identity.names, target.is_shared
         if place not in self._tiers:
-            self._tiers[place] = self._tier(namespace, owner)
+            self._tiers[place] = self._tier(target)
         return self._tiers[place]
 
-    def _tier(self, namespace: str, owner: str) -> Tier | None:
-        target = Target(kind=TargetKind.GROUPS, namespace=namespace, owner=owner)
+    def _tier(self, target: Target) -> Tier | None:
         for tier in reversed(Tier):
             if self.decide(target, Verb.READ, tier).allowed:
                 return tier
@@ -350,7 +360,7 @@ class ApiCall:
         assert key_of(found) == f"{namespace}/{name}"
         if self.tier_of(found) is None:
             raise no_such_group(namespace, name)
-        self.require(namespace, owner=found.status.submitted_by)
+        self.require_of(found)
         return found
 
     def meant_group(self) -> PodGroup:
@@ -426,3 +436,12 @@ def no_such_group(namespace: str, name: str) -> ApiProblem:
         HTTPStatus.NOT_FOUND, "NotFound", f"PodGroup {namespace}/{name} does not exist",
         exit_code=6,
     )  # fmt: skip
+
+
+def _target_of(group: PodGroup) -> Target:
+    return Target(
+        kind=TargetKind.GROUPS,
+        namespace=group.metadata.namespace,
+        owner=group.status.submitted_by,
+        is_shared=group.spec.share == "namespace",
+    )

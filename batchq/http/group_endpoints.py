@@ -503,7 +503,7 @@ def group_logs(call: ApiCall) -> StreamAnswer:
         reader = ReaderThread(call, read, size_of=lambda line: len(line.text) + 1, beats=follow)
         async for lines in reader.batches():
             call.renew_rights()
-            call.require(group.metadata.namespace, owner=group.status.submitted_by)
+            call.require_of(group)
             yield b"".join(written(line) for line in lines)
         if follow and call.context.is_ending():
             # A reader would take a mere end for that of the group, and miss what follows.
@@ -572,7 +572,7 @@ def read_command(call: ApiCall) -> StreamAnswer:
         reader = ReaderThread(call, read, size_of=lambda frame: len(frame.data), beats=True)
         async for frames in reader.batches():
             call.renew_rights()
-            call.require(group.metadata.namespace, owner=group.status.submitted_by)
+            call.require_of(group)
             yield b"".join(msgspec.json.encode(frame) + b"\n" for frame in frames)
 
     return StreamAnswer(stream="commands", content_type=NDJSON, parts=parts)

@@ -185,8 +185,8 @@ class _Look:
 
     def _pod(self, pod: Pod) -> Pod | None:
         group = self._groups_of(pod.metadata.namespace).get(pod.status.group_uid)
-        owner = "" if group is None else group.status.submitted_by
-        tier = self._call.tier_at(pod.metadata.namespace, owner)
+        call, namespace = self._call, pod.metadata.namespace
+        tier = call.tier_at(namespace, "") if group is None else call.tier_of(group)
         if tier is None:
             return None
         if tier is not Tier.FACTS:

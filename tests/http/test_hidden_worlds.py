@@ -57,7 +57,7 @@ def world(word: str, visibility: Visibility) -> Iterator[tuple[Caller, Caller]]:
         client.set_quota("cv", {"cpu": 100})
         owner = delegate.client_of("bob")
         for name, code in (("ended", 0), ("failed", 1)):
-            owner.submit(hidden(name, word))
+            owner.submit(hidden(name, word, share="namespace"))
             stage.turn()
             stage.start(name)
             [pod] = stage.pods(name)
@@ -65,7 +65,7 @@ def world(word: str, visibility: Visibility) -> Iterator[tuple[Caller, Caller]]:
             store.append_log(*place, "stdout", f"{word}\n".encode())
             store.put_result(*place, json.dumps(word).encode())
             stage.end(name, code, message=f"it said {word}")
-        owner.submit(hidden("running", word))
+        owner.submit(hidden("running", word, share="namespace"))
         stage.turn()
         stage.start("running")
         owner.submit(hidden("waiting", word, cpu="50"))

@@ -127,6 +127,33 @@ def test_members_of_a_namespace_see_specs_and_only_owners_and_admins_see_output(
     assert vera("POST", ML, manifest("other")).status == 403
 
 
+def test_the_owner_shares_output_with_the_namespace_and_with_no_other(
+    lab: Lab, visibility: Visibility
+) -> None:
+    for name, role, namespace in (
+        ("alice", "submitter", "ml"),
+        ("vera", "viewer", "ml"),
+        ("bob", "admin", "cv"),
+        ("olga", "operator", "*"),
+    ):
+        lab.bind(f"user:{name}", role, namespace)
+    callers = [lab.user(name) for name in ("alice", "vera", "bob", "olga")]
+    alice, vera, *_ = callers
+    alice("POST", ML, manifest("train", share="namespace"))
+    alice("POST", ML, manifest("other"))
+
+    def readers(name: str) -> list[bool]:
+        sees = [f"secret of {name}".encode() in one("GET", f"{ML}/{name}").body for one in callers]
+        logs = [one("GET", f"{ML}/{name}/logs").status == 200 for one in callers]
+        assert sees == logs
+        return sees
+
+    # Where viewers see no groups of others, they see no shared ones either.
+    assert readers("train") == [True, visibility is not Visibility.OWN, False, False]
+    assert readers("other") == [True, False, False, False]
+    assert vera("POST", f"{ML}/train/cancel").status in (403, 404)
+
+
 def test_a_role_that_is_taken_away_is_gone_with_the_next_request(lab: Lab) -> None:
     lab.bind("user:alice", "submitter", "ml")
     alice = lab.user("alice")

@@ -219,6 +219,31 @@ def test_an_admin_of_a_namespace_grants_its_roles_there_only() -> None:
     assert not any(may(role, "cv") for role in AccessRole)
 
 
+@pytest.mark.parametrize("visibility", Visibility)
+@pytest.mark.parametrize("role", AccessRole)
+def test_shared_output_is_for_roles_of_its_namespace_and_nothing_else_is_shared(
+    visibility: Visibility, role: AccessRole
+) -> None:
+    bound = "here" if role in OF_NAMESPACES else "*"
+    binding = Binding(subject="user:alice", role=role, namespace=bound)
+    alice = Identity(user="alice", via="token")
+    for verb, tier, namespace in itertools.product(Verb, Tier, ("here", "elsewhere")):
+        own, shared = (
+            decide(
+                alice,
+                [binding],
+                verb,
+                Target(kind=TargetKind.GROUPS, namespace=namespace, owner="bob", is_shared=one),
+                tier=tier,
+                visibility=visibility,
+            ).allowed
+            for one in (False, True)
+        )
+        is_output = (verb, tier, namespace) == (Verb.READ, Tier.OUTPUT, "here")
+        gains = is_output and role in OF_NAMESPACES and visibility is not Visibility.OWN
+        assert shared is (own or gains), (verb, tier, namespace)
+
+
 def test_a_service_account_has_the_roles_of_its_own_namespace_and_no_others() -> None:
     """Whatever is stored: also a binding that no program of this version would create."""
     ci = Identity(user="ml:ci", via="token")

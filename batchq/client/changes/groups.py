@@ -309,7 +309,7 @@ def _in_order(
     return tuple(sorted(gates, key=lambda gate: (place.get(gate.name, len(place)), gate.name)))
 
 
-_ALWAYS_EDITABLE = frozenset({"suspend", "priorityClassName"})
+_ALWAYS_EDITABLE = frozenset({"suspend", "priorityClassName", "share"})
 
 
 def check_references(

@@ -34,6 +34,8 @@ from tests.http.api_process import ApiProcess
 MANY, ROUNDS, RUNS, WATCHERS = 20_000, 3, 20, 1_000
 #: Submissions of one client before the other one has its turn.
 _IN_A_ROW = 20
+#: The groups of `batchq jobs`, which prints a line for each.
+_LISTED = 20
 #: A user may have 100 watches.
 _OF_A_USER = 50
 TITLES = ["", "direct", "API", "API / direct", "aim"]
@@ -64,6 +66,9 @@ def measure(
             _rates(direct, through, raw, many, rounds),
             _single(direct, through, runs),
         ]
+        _forget_groups(raw)
+        for number in range(_LISTED):
+            direct.submit(**a_request("listed", number))
         rows += _commands(server.url, address, runs)
         _forget_groups(raw)
         raw.close()

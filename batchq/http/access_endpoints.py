@@ -259,6 +259,10 @@ def create_account_token(call: ApiCall) -> ApiAnswer:
     not.
     """
     decision = call.require(call.path["namespace"])
+    if _account_of(call) == call.identity.user:
+        raise forbidden(
+            "a token cannot create tokens of its owner", hint="`batchq token rotate` replaces it"
+        )
     wanted, mine = call.body_as(TokenRequest), call.identity.scope.verbs
     if mine and not (wanted.verbs and set(wanted.verbs) <= set(mine)):
         raise forbidden(

@@ -133,6 +133,17 @@ def test_the_scope_of_the_admins_token_bounds_the_tokens_that_it_makes(lab: Lab)
     assert with_scope(Scope(namespaces=("cv",)))("POST", TOKENS, {}).status == 403
 
 
+def test_an_account_makes_no_tokens_of_its_own_even_as_an_admin(lab: Lab) -> None:
+    lab.ada("POST", "/v1/bindings", SUBMITTER | {"role": "admin"})
+    _, ci = lab.account()
+    refused = ci("POST", TOKENS, {})
+    assert (refused.status, refused.data["detail"]) == (
+        403,
+        "a token cannot create tokens of its owner",
+    )
+    assert ci("POST", f"{ACCOUNTS}/nightly/tokens", {}).status == 201
+
+
 def test_an_account_is_no_user(lab: Lab) -> None:
     """Only a token of its admins makes one: no other door does."""
     with pytest.raises(InvalidInput, match="user 'ml:ci': expected letters"):

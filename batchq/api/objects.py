@@ -250,6 +250,9 @@ class StopWarning(Value, frozen=True):
     before: Duration = 90 * times.SECOND
 
 
+LaunchStyle: TypeAlias = Literal["node", "rank", "dask"]
+
+
 class Launch(Value, frozen=True):
     """How a gang starts as one distributed job: no pod starts before all of them have claimed their
     places, and each is told the addresses and ports of all.
@@ -257,12 +260,15 @@ class Launch(Value, frozen=True):
     `style`: in `node`, each pod starts its processes itself, as torchrun does; in `rank`, each pod
     is one process; in `dask`, pod 0 is the scheduler. `ports` are reserved for each pod.
     `processes` is how many processes a pod starts; `gpu`: one for each of its GPUs.
+    `restart`: a failed or lost pod restarts the whole `group`; or the `pod` alone, which the others
+    find again in their files.
     """
 
-    style: Literal["node", "rank", "dask"] = "node"
+    style: LaunchStyle = "node"
     ports: Integer = 1
     processes: Integer | Literal["gpu"] = "gpu"
     dialect: Literal["none", "slurm"] = "none"
+    restart: Literal["group", "pod"] = "group"
     warn: StopWarning | None = None
 
 
@@ -638,6 +644,16 @@ def pod_gates_problem(pod: Pod) -> str:
     if not pod.status.node and pod.status.phase == PodPhase.PENDING:
         return ""
     return "a pod with a node, or in a phase after Pending, cannot have scheduling gates"
+
+
+def has_ended(pod: Pod, retry_limit: int) -> bool:
+    """Return whether a pod has ended for good: succeeded, or failed with no retry left."""
+    status = pod.status
+    if status.phase == PodPhase.SUCCEEDED:
+        return True
+    return status.phase == PodPhase.FAILED and (
+        status.failures > retry_limit or status.reason == "WalltimeExceeded"
+    )
 
 
 def uid_of_pod(group_uid: str, admission: int, ordinal: int | str) -> str:

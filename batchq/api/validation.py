@@ -299,7 +299,20 @@ def _launch_problems(spec: PodGroupSpec, replicas: int) -> Iterator[str]:
     if spec.controller == "external":
         yield "spec.launch: batchq does not start the pods of an external group; leave it out"
         return
-    if spec.min_member is not None and spec.min_member < replicas:
+    least = replicas if spec.min_member is None else spec.min_member
+    if 1 < least < replicas:
+        if (launch.style, launch.restart) != ("node", "pod"):
+            yield (
+                "spec.launch: expected style node and restart pod, since pods beyond minMember join"
+                f" later, found style {launch.style} and restart {launch.restart}; change them, or"
+                " leave minMember out"
+            )
+        if len(spec.tasks) > 1:
+            yield (
+                "spec.tasks: expected one task, since pods beyond minMember join later, found"
+                f" {len(spec.tasks)}; leave minMember or launch out"
+            )
+    elif least < replicas:
         yield (
             f"spec.launch: expected all {counted(replicas, 'pod')} to start together, since each is"
             f" told where the others are, found minMember {spec.min_member}; leave minMember out,"

@@ -157,9 +157,15 @@ def _launch(group: PodGroup, view: GroupView) -> str:
     parts: list[str] = [launch.style]
     if launch.dialect != "none":
         parts.append(launch.dialect)
+    if launch.restart == "pod":
+        parts.append("restarts single pods")
     if group.status.phase == PodGroupPhase.IN_QUEUE:
         claimed = pods.running + pods.succeeded
-        parts.append(f"starts when all pods have claimed their places: {claimed} of {pods.wanted}")
+        least = group.spec.min_member
+        needed = "all" if least is None or least >= pods.wanted else str(least)
+        parts.append(
+            f"starts when {needed} pods have claimed their places: {claimed} of {pods.wanted}"
+        )
     if group.status.restarts:
         parts.append(f"restarted {counted(group.status.restarts, 'time')}")
     return ", ".join(parts)

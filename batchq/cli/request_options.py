@@ -262,6 +262,11 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         help="With --launch: also set the variables of Slurm, for programs that know only these.",
     ),
     click.option(
+        "--restart",
+        type=click.Choice(("group", "pod")),
+        help="With --launch: what starts again if a pod fails or is lost.  [default: group]",
+    ),
+    click.option(
         "--warn",
         metavar="SIGNAL[@TIME]",
         help="With --launch: send this signal before the walltime is over and at an eviction, as "
@@ -410,7 +415,8 @@ OF_REQUEST = (
     *("exclusive", "max_pods_per_node", "pack"),
     *("function", "array"),
     *("walltime", "grace", "priority_class", "env", "after", "gates", "suspend", "retries"),
-    *("external", "api_token", "share", "launch", "ports", "processes", "dialect", "warn"),
+    *("external", "api_token", "share", "launch", "ports", "processes", "dialect"),
+    *("restart", "warn"),
     *("env_activate", "stdin", "image", "runtime", "mounts", "isolate"),
 )
 

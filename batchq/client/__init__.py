@@ -206,7 +206,7 @@ class Client:
         of pods), `walltime` and `grace` ("2h" or seconds), `priority_class`, `env`, `after` (names,
         or `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0), `external`, `api_token`
         (its pods may use the HTTP API), `share` (its namespace may read its output there), `launch`
-        ("torch", "node", "rank", "dask"; with `ports`, `processes`, `dialect`, `warn`),
+        ("torch", "node", "rank", "dask"; with `ports`, `processes`, `dialect`, `restart`, `warn`),
         `working_dir` (a function's default is the caller's; "" leaves it to the agent),
         `env_activate` (the folder of a virtual environment), `stdin` (its input stays open),
         `image`, `runtime` ("auto"), `mounts` ("SRC:DST:ro") and `isolate` ("devices").

@@ -36,6 +36,7 @@ from batchq.api.objects import (
     Container,
     Dependency,
     Launch,
+    LaunchStyle,
     Metadata,
     Node,
     Object,
@@ -193,6 +194,7 @@ class Request(Struct, frozen=True, kw_only=True):
     ports: int | None = None
     processes: int | None = None
     dialect: str | None = None
+    restart: str | None = None
     warn: str | None = None
     working_dir: str | os.PathLike[str] | None = None
     env_activate: str | os.PathLike[str] = ""
@@ -394,12 +396,8 @@ def _container(request: Request) -> Container | None:
 
 
 #: What --launch accepts, and the style that it means.
-LAUNCHES: Mapping[str, Literal["node", "rank", "dask"]] = {
-    "torch": "node",
-    "node": "node",
-    "rank": "rank",
-    "dask": "dask",
-}
+_STYLES: tuple[LaunchStyle, ...] = get_args(LaunchStyle)
+LAUNCHES: Mapping[str, LaunchStyle] = {"torch": "node", **{one: one for one in _STYLES}}
 
 
 def _topology(request: Request) -> dict[str, Literal["required", "preferred"]]:
@@ -416,25 +414,26 @@ def _topology(request: Request) -> dict[str, Literal["required", "preferred"]]:
 
 def _launch(request: Request) -> Launch | None:
     if request.launch is None:
-        for name in ("ports", "processes", "dialect", "warn"):
+        for name in ("ports", "processes", "dialect", "restart", "warn"):
             if getattr(request, name) is not None:
-                raise UsageError(
-                    f"{name}: it applies to a group with launch, and there is no launch",
-                    hint=f"give launch, too, as in launch=torch, or leave {name} out",
-                )
+                hint = f"give launch, too, as in launch=torch, or leave {name} out"
+                message = f"{name}: it applies to a group with launch, and there is no launch"
+                raise UsageError(message, hint=hint)
         return None
     style = LAUNCHES.get(request.launch)
     if style is None:
-        raise InvalidInput(
-            f"launch: expected one of {', '.join(LAUNCHES)}, found {request.launch[:40]!r}"
-        )
+        known = ", ".join(LAUNCHES)
+        raise InvalidInput(f"launch: expected one of {known}, found {request.launch[:40]!r}")
     if request.dialect not in (None, "none", "slurm"):
         raise InvalidInput(f"dialect: expected slurm, found {request.dialect[:40]!r}")
+    if request.restart not in (None, "group", "pod"):
+        raise InvalidInput(f"restart: expected group or pod, found {request.restart[:40]!r}")
     return Launch(
         style=style,
         ports=1 if request.ports is None else request.ports,
         processes="gpu" if request.processes is None else request.processes,
         dialect="slurm" if request.dialect == "slurm" else "none",
+        restart="pod" if request.restart == "pod" else "group",
         warn=None if request.warn is None else _warning(request.warn),
     )
 

@@ -259,6 +259,7 @@ _READ: dict[str, Reading] = {
     "ports": _whole,
     "processes": _whole,
     "dialect": _text,
+    "restart": _text,
     "warn": _text,
     "working_dir": _path,
     "env_activate": _path,

@@ -275,7 +275,9 @@ def _settle_admitted(statement: Statement, group: GroupState, lost: set[str]) ->
     # First, so that a group that has just completed is not rolled back and run again.
     if _finish_if_done(statement, group, progress) or _roll_back_if_withdrawn(statement, group):
         return
-    if group.record.spec.launch is not None and _restart_if_broken(statement, group, lost):
+    launch = group.record.spec.launch
+    restarts_whole = launch is not None and launch.restart == "group"
+    if restarts_whole and _restart_if_broken(statement, group, lost):
         return
     _requeue_pods(statement, group, lost)
     if group.is_array:

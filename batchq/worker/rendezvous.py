@@ -20,11 +20,14 @@ import msgspec
 from msgspec import Struct
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.objects import Launch, Pod, PodGroup, PodTemplate, Task, uid_of_pod
+from batchq.api.objects import Launch, Pod, PodGroup, PodTemplate, Task, has_ended, uid_of_pod
 from batchq.api.resources import CPU, GPU
 
 _WHOLE = 1000
 _HAS_STARTED = frozenset({PodPhase.RUNNING, PodPhase.SUCCEEDED, PodPhase.FAILED})
+#: The same in a gang where a failed pod is restarted alone, at another place.
+_STAYS = frozenset({PodPhase.RUNNING, PodPhase.SUCCEEDED})
+_RUNS = frozenset({PodPhase.RUNNING})
 
 
 class Peer(Struct, frozen=True, kw_only=True):
@@ -50,6 +53,22 @@ def uids_of_gang(group: PodGroup) -> tuple[str, ...]:
     return tuple(uid_of_pod(uid, admission, rank) for rank in range(pods))
 
 
+def rejoins(group: PodGroup) -> bool:
+    """Return whether a pod of a gang is restarted alone, and then meets those that run."""
+    launch = group.spec.launch
+    return launch is not None and launch.restart == "pod"
+
+
+def is_elastic(group: PodGroup) -> bool:
+    """Return whether a gang starts with fewer than all of its pods, and others join later."""
+    least = group.spec.min_member
+    return least is not None and least < sum(task.replicas for task in group.spec.tasks)
+
+
+def _may_start(pod: Pod | None, group: PodGroup) -> bool:
+    return pod is not None and not has_ended(pod, group.spec.retry.limit)
+
+
 def is_complete(group: PodGroup) -> bool:
     """Return whether the leader has seen the claims of all pods of a gang."""
     return group.status.phase == PodGroupPhase.RUNNING
@@ -67,20 +86,28 @@ def has_met(group: PodGroup, pod: Pod) -> bool:
 def peers_of(group: PodGroup, pods: Mapping[str, Pod | None]) -> tuple[Peer, ...] | None:
     """Return the peers in a gang, by rank; None if one of the `pods` (by uid) has not started, or
     has left its node since, so that the gang cannot be complete.
+
+    In an elastic gang, these are the pods that run; None while pod 0, at which they meet, may still
+    start.
     """
     launch = group.spec.launch
     if launch is None:
         return None
+    elastic = is_elastic(group)
+    there = _RUNS if elastic else _STAYS if rejoins(group) else _HAS_STARTED
     peers: list[Peer] = []
-    uids = iter(uids_of_gang(group))
+    places = enumerate(uids_of_gang(group))
     for task in group.spec.tasks:
         processes = processes_of(launch, task.template)
         for index in range(task.replicas):
-            pod = pods.get(next(uids))
-            if pod is None or pod.status.phase not in _HAS_STARTED or not pod.status.ports:
-                return None
+            rank, uid = next(places)
+            pod = pods.get(uid)
+            if pod is None or pod.status.phase not in there or not pod.status.ports:
+                if not elastic or (not peers and _may_start(pod, group)):
+                    return None
+                continue
             peer = Peer(
-                rank=len(peers),
+                rank=rank,
                 task=task.name,
                 index=index,
                 node=pod.status.node,
@@ -155,11 +182,12 @@ def launch_environment(
     address, port = peers[0].address, str(peers[0].ports[0])
     gpus = gpus_of(task.template)
     nodes = list(dict.fromkeys(peer.node for peer in peers))
+    pods = len(uids_of_gang(group))
     local = [peer for peer in peers if peer.node == me.node]
     local_rank = local.index(me)
     found: dict[str, object] = {
         "BATCHQ_RANK": me.rank,
-        "BATCHQ_PODS": len(peers),
+        "BATCHQ_PODS": pods,
         "BATCHQ_LOCAL_RANK": local_rank,
         "BATCHQ_NODES": len(nodes),
         "BATCHQ_NODE_RANK": nodes.index(me.node),
@@ -172,19 +200,29 @@ def launch_environment(
         "MASTER_PORT": port,
         "PET_MASTER_ADDR": address,
         "PET_MASTER_PORT": port,
-        "PET_NNODES": len(peers),
+        "PET_NNODES": pods,
         "PET_NODE_RANK": me.rank,
         "PET_NPROC_PER_NODE": me.processes,
         "PET_RDZV_ID": f"{group.metadata.name}-{pod.status.admission}-{group.status.restarts}",
         "PET_LOCAL_ADDR": me.address,
         "NODE_RANK": me.rank,
         "OMP_NUM_THREADS": max(1, pod.spec.requests.get(CPU, 0) // _WHOLE // me.processes),
-        "JAX_COORDINATOR_ADDRESS": f"{_in_url(address)}:{port}",
-        "JAX_COORDINATOR_PORT": port,
-        "JAX_NUM_PROCESSES": len(peers),
-        "JAX_PROCESS_ID": me.rank,
     }
-    if gpus:
+    if is_elastic(group):
+        found |= {
+            "PET_NNODES": f"{group.spec.min_member}:{pods}",
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ENDPOINT": f"{_in_url(address)}:{port}",
+        }
+    else:
+        # JAX cannot add processes.
+        found |= {
+            "JAX_COORDINATOR_ADDRESS": f"{_in_url(address)}:{port}",
+            "JAX_COORDINATOR_PORT": port,
+            "JAX_NUM_PROCESSES": pods,
+            "JAX_PROCESS_ID": me.rank,
+        }
+    if gpus and not is_elastic(group):
         found["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(gpus)))
     if launch.style == "rank":
         found |= {

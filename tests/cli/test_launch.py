@@ -35,6 +35,8 @@ def launch_of(stage: Stage) -> Launch | None:
         (["--launch", "rank", "--ports", "2"], Launch(style="rank", ports=2)),
         (["--launch", "rank", "--dialect", "slurm"], Launch(style="rank", dialect="slurm")),
         (["--launch", "dask"], Launch(style="dask")),
+        (["--launch", "rank", "--restart", "pod"], Launch(style="rank", restart="pod")),
+        (["--launch", "torch", "--min-member", "2", "--restart", "pod"], Launch(restart="pod")),
         (["--launch", "rank", "--warn", "USR2"], Launch(style="rank", warn=StopWarning())),
         (
             ["--launch", "rank", "--warn", "SIGHUP@2m"],
@@ -97,7 +99,13 @@ _TOGETHER = (
     ("options", "problem"),
     [
         (["--array", "0-3", "--launch", "rank"], _TOGETHER.format(1)),
-        (["-N", "4", "--min-member", "2", "--launch", "torch"], _TOGETHER.format(2)),
+        (
+            ["-N", "4", "--min-member", "2", "--launch", "rank"],
+            (
+                "spec.launch: expected style node and restart pod, since pods beyond minMember join"
+                " later, found style rank and restart group; change them, or leave minMember out"
+            ),
+        ),
         (
             ["-N", "4", "--launch", "rank", "--external"],
             "spec.launch: batchq does not start the pods of an external group; leave it out",
@@ -146,6 +154,26 @@ def test_an_unknown_signal_is_refused_with_the_known_ones(
     assert done.err == (
         "error: warn: expected one of HUP, INT, USR1, USR2, and after an @ how long before the"
         f" walltime, found {warn!r}\nhint: as in USR2@90s\n"
+    )
+
+
+def test_an_elastic_job_of_several_tasks_is_refused(batchq: Batchq, stage: Stage) -> None:
+    task = {"replicas": 2, "template": {"command": ["true"]}}
+    manifest = {
+        "apiVersion": "batchq/v1",
+        "kind": "PodGroup",
+        "metadata": {"name": "g"},
+        "spec": {
+            "minMember": 3,
+            "launch": {"restart": "pod"},
+            "tasks": [{"name": "a", **task}, {"name": "b", **task}],
+        },
+    }
+    done = batchq("submit", "-f", "-", stdin=json.dumps(manifest))
+    assert done.code == 1
+    assert done.err.splitlines()[0].endswith(
+        "spec.tasks: expected one task, since pods beyond minMember join later, found 2; leave"
+        " minMember or launch out"
     )
 
 

@@ -17,7 +17,8 @@ _WITHIN_S = 90.0
 def main() -> int:
     if "RANK" in os.environ:
         return say_hello()
-    pods, node_rank = int(os.environ["PET_NNODES"]), int(os.environ["PET_NODE_RANK"])
+    # An elastic job names the least and the most pods: `2:4`.
+    pods, node_rank = int(os.environ["PET_NNODES"].split(":")[-1]), int(os.environ["PET_NODE_RANK"])
     here = int(os.environ["PET_NPROC_PER_NODE"])
     place = {
         "MASTER_ADDR": os.environ["PET_MASTER_ADDR"],

@@ -184,6 +184,67 @@ def test_a_gang_that_loses_a_rank_starts_again_whole(
     assert not scene.rounds_overlap()
 
 
+# --- pods that restart alone ----------------------------------------------------------------------
+
+#: Pod 0 ends when its peers file has changed, and keeps it; the others end after that.
+WATCHER = """
+echo "$BATCHQ_ROUND $BATCHQ_RANK start $MASTER_PORT" >> "$0"
+if [ "$BATCHQ_RANK" = 0 ]; then
+    before=$(cat "$BATCHQ_PEERS_FILE")
+    while [ "$(cat "$BATCHQ_PEERS_FILE")" = "$before" ]; do sleep 0.1; done
+    cp "$BATCHQ_PEERS_FILE" "$0.draft"
+    mv "$0.draft" "$0.peers"
+fi
+while [ ! -e "$0.peers" ]; do sleep 0.1; done
+"""
+
+
+def test_a_rank_that_is_killed_rejoins_the_others_which_find_its_new_port(
+    machine: Machine,
+) -> None:
+    scene = Scene(machine)
+    options = ("--launch", "rank", "--restart", "pod", "--retries", "1")
+    command = ("sh", "-c", WATCHER, str(scene.diary))
+    machine.batchq("submit", "--name", "gang", "-N", "4", *options, "--", *command)
+    until(lambda: len(scene.lines(0, "start")) == 4, what="all four run")
+    with machine.client() as client:
+        first, *others = pods_of(client, "gang")
+        node = next(pod.status.node for pod in others if pod.status.node != first.status.node)
+        kill(process_group_of_a_pod(machine, node))
+        until(lambda: phase(client, "gang") == "Completed", what="Completed")
+        assert group(client, "gang").status.restarts == 0
+        ports = [pod.status.ports for pod in pods_of(client, "gang")]
+        [again] = [pod for pod in pods_of(client, "gang") if pod.status.failures]
+    # The others have not started again, and meet the one that has at the same port.
+    assert len(scene.lines(0, "start")) == 5
+    assert len(set(scene.lines(0, "start"))) == 1
+    told = json.loads(Path(f"{scene.diary}.peers").read_text())
+    assert [tuple(peer["ports"]) for peer in told] == ports
+    assert again.status.ports != others[again.spec.index - 1].status.ports
+
+
+def test_an_elastic_job_starts_with_its_least_pods_and_later_ones_find_pod_0(
+    machine: Machine,
+) -> None:
+    machine.up(config=machine.file("patient.yaml", PATIENT))
+    machine.agent("n1", "cpu=2,memory=512Mi", options=LONG_LEASE)
+    diary = machine.root / "diary"
+    script = """
+    echo "$BATCHQ_RANK $PET_NNODES $PET_RDZV_BACKEND $PET_RDZV_ENDPOINT" >> "$0"
+    while [ "$(wc -l < "$0")" -lt 4 ]; do sleep 0.1; done
+    """
+    options = ("-N", "4", "--min-member", "2", "--launch", "torch", "--restart", "pod")
+    machine.batchq("submit", "--name", "el", *options, "--", "sh", "-c", script, str(diary))
+    with machine.client() as client:
+        until(lambda: diary.exists() and diary.read_text().count("\n") == 2, what="two run")
+        machine.agent("n2", "cpu=2,memory=512Mi", options=LONG_LEASE)
+        until(lambda: phase(client, "el") == "Completed", what="Completed")
+        [port] = pods_of(client, "el")[0].status.ports
+    assert sorted(diary.read_text().splitlines()) == [
+        f"{rank} 2:4 c10d 127.0.0.1:{port}" for rank in range(4)
+    ]
+
+
 # --- while a gang meets ---------------------------------------------------------------------------
 
 
@@ -279,12 +340,14 @@ def lab() -> Iterator[Machine]:
             made.agent(name, "cpu=2,memory=512Mi,gpu=16", options=LONG_LEASE)
         made.file("train.py", Path(hello.__file__).read_text())
         torchrun = made.file("torchrun", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-        torchrun.chmod(0o755)
+        dask = made.file("dask.sh", f'#!/bin/sh\nexec "{sys.executable}" train.py\n')
+        for program in (torchrun, dask):
+            program.chmod(0o755)
         yield made
 
 
 def test_the_guide_has_commands_to_run() -> None:
-    assert len(SUBMISSIONS) == 3
+    assert len(SUBMISSIONS) == 5
 
 
 @pytest.mark.parametrize("words", SUBMISSIONS, ids=lambda words: words[3])
@@ -292,5 +355,5 @@ def test_the_guide_submits_jobs_that_run(lab: Machine, words: list[str]) -> None
     name, pods = words[words.index("--name") + 1], 4
     path = f"PATH={lab.root}:{os.environ['PATH']}"
     lab.batchq("submit", "--wait", "--env", path, *words[2:])
-    processes = pods * (8 if "torch" in words else 1)
+    processes = pods * (8 if "--gpus" in words and "8" in words else 1)
     assert sorted(output(lab, name)) == sorted(f"{name} 0 {rank}" for rank in range(processes))

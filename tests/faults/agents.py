@@ -299,6 +299,8 @@ class Agent:
             case messages.EnqueuePods(attempts):
                 if attempts:
                     self._store.enqueue(self.machine.name, attempts)
+            case messages.WritePeers():
+                pass
             case messages.EndLeases(attempts):
                 self._store.end_leases(self.machine.name, attempts)
             case _:

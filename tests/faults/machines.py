@@ -30,6 +30,8 @@ class Script(Struct, frozen=True, kw_only=True):
     runtime_ms: int
     fails: int = 0
     stops_in_ms: int = 0
+    #: Whether a pod is restarted alone, if its gang has `spec.launch`.
+    rejoins: bool = False
 
 
 class Process(Struct, frozen=True, kw_only=True):
@@ -44,7 +46,7 @@ class Process(Struct, frozen=True, kw_only=True):
     stops_in_ms: int
     #: The ids of its devices.
     devices: tuple[str, ...] = ()
-    #: The round of its gang, if that has `spec.launch`: the admission.
+    #: The round of its gang, if that restarts whole: the admission.
     round: int | None = None
 
 
@@ -85,7 +87,7 @@ class Truth:
             exit_code=int(fails),
             stops_in_ms=script.stops_in_ms,
             devices=status.devices,
-            round=status.admission if spec.ports else None,
+            round=status.admission if spec.ports and not script.rejoins else None,
         )
         self._check_round(machine, process)
         machine.take_capacity(process)

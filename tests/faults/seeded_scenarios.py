@@ -75,7 +75,8 @@ def scenario_of(
 ) -> tuple[Scenario, dict[str, frozenset[str]]]:
     """Return the scenario of a seed, and the possible ends of each of its groups.
 
-    With `launches`, each gang of several pods is a distributed job, which restarts whole. With
+    With `launches`, each gang of several pods is a distributed job, which restarts whole, or
+    pod by pod if it is elastic. With
     `devices`, every pod requests GPUs.
     """
     dice = random.Random(seed)
@@ -174,9 +175,13 @@ def _launched(meant: Meant) -> Meant:
     """Return a gang of several pods with `spec.launch`, and any other group as it is."""
     group = meant.group
     [task] = group.spec.tasks
-    if task.replicas == 1 or group.spec.min_member is not None:
+    least = group.spec.min_member
+    if task.replicas == 1 or least == 1:
         return meant
-    launched = structs.replace(group, spec=structs.replace(group.spec, launch=Launch(ports=2)))
+    launch = Launch(ports=2) if least is None else Launch(ports=2, restart="pod")
+    launched = structs.replace(group, spec=structs.replace(group.spec, launch=launch))
+    if launch.restart == "pod":
+        return Meant(launched, structs.replace(meant.script, rejoins=True), meant.ends)
     # Each pod fails as often as the script says, and the rounds of all pods count together.
     ends = meant.ends | {FAILED} if meant.script.fails else meant.ends
     return Meant(launched, meant.script, ends)

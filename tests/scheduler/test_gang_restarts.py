@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ SECOND = 1000
 LAUNCH = Launch(ports=2)
 
 
-def a_gang(launch: Launch | None = LAUNCH, **spec: Any) -> PodGroup:
+def a_gang(*, launch: Launch | None = LAUNCH, **spec: Any) -> PodGroup:
     return a_group("g", tasks=(a_task("w", 3, command=("true",)),), launch=launch, **spec)
 
 
@@ -264,7 +265,7 @@ def test_a_pod_that_is_lost_while_the_others_still_claim_restarts_all(stack: Sta
 @pytest.mark.parametrize("launch", [None, LAUNCH])
 def test_only_gangs_with_launch_restart_whole(stack: Stack, launch: Launch | None) -> None:
     stack.ready(a_node("n1", cpu=2), a_node("n2", cpu=2))
-    stack.apply(a_queue(), a_gang(launch))
+    stack.apply(a_queue(), a_gang(launch=launch))
     stack.until_idle()
     stack.start_pods()
     stack.until_idle()
@@ -308,3 +309,56 @@ def test_a_gang_starts_again_if_a_restarted_server_has_forgotten_one_of_its_pods
         standing=standing,
     )
     assert decided.session.groups["g"].status.restarts == restarts
+
+
+# --- pods that restart alone ----------------------------------------------------------------------
+
+ALONE = Launch(ports=2, restart="pod")
+
+
+@pytest.mark.parametrize("strike", [lose, fail])
+def test_with_restart_pod_only_the_broken_pod_starts_again(
+    stack: Stack, strike: Callable[[Stack, Pod], None]
+) -> None:
+    pods = run(stack, launch=ALONE, retry=Retry(limit=1, backoff=0))
+    strike(stack, pods["g-w-1"])
+    stack.until_idle()
+    assert states(stack) == [("Bound", ""), ("Running", ""), ("Running", "")]
+    assert stack.group("g").status.phase == PodGroupPhase.UNKNOWN
+    stack.start_pods()
+    stack.until_idle()
+    status = stack.group("g").status
+    assert (status.phase, status.admission, status.restarts) == (PodGroupPhase.RUNNING, 1, 0)
+
+
+def test_with_restart_pod_the_retries_of_each_pod_count(stack: Stack) -> None:
+    pods = run(stack, launch=ALONE, retry=Retry(limit=1, backoff=0))
+    for name in ("g-w-0", "g-w-1"):
+        fail(stack, pods[name])
+        stack.until_idle()
+        stack.start_pods()
+        stack.until_idle()
+    assert stack.group("g").status.phase == PodGroupPhase.RUNNING
+    fail(stack, by_name(stack)["g-w-1"])
+    stack.until_idle()
+    assert stack.group("g").status.phase == PodGroupPhase.FAILED
+
+
+def test_an_elastic_gang_starts_with_its_least_pods_and_goes_on_without_the_others(
+    stack: Stack,
+) -> None:
+    stack.ready(a_node("n1", cpu=2))
+    stack.apply(a_queue(), a_gang(launch=ALONE, min_member=2))
+    stack.until_idle()
+    stack.start_pods()
+    stack.until_idle()
+    assert stack.group("g").status.phase == PodGroupPhase.RUNNING
+    stack.ready(a_node("n2", cpu=2))
+    stack.until_idle()
+    assert states(stack) == [("Bound", ""), ("Running", ""), ("Running", "")]
+    stack.start_pods()
+    stack.until_idle()
+    lose(stack, by_name(stack)["g-w-2"])
+    stack.until_idle()
+    status = stack.group("g").status
+    assert (status.phase, status.admission, status.restarts) == (PodGroupPhase.RUNNING, 1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.node_report import Ended, PodOutcome, StartClaim
@@ -218,3 +219,68 @@ def test_pods_that_only_wait_for_their_gangs_are_looked_at_once_a_second() -> No
         pauses.append(next_at - now_ms)
         now_ms = next_at
     assert pauses[-1] == 1_000
+
+
+# --- pods that restart alone ----------------------------------------------------------------------
+
+
+def rejoining(*, phase: PodGroupPhase = PodGroupPhase.RUNNING) -> PodGroup:
+    group = the_gang(phase=phase)
+    launch = Launch(ports=2, restart="pod")
+    return structs.replace(group, spec=structs.replace(group.spec, launch=launch))
+
+
+REJOINING = rejoining()
+
+
+def a_running_pod(group: PodGroup = REJOINING) -> AgentState:
+    agent = a_meeting_pod()
+    [start] = agent.handle(gang_read(group))
+    assert isinstance(start, messages.StartPod)
+    return agent
+
+
+def test_a_running_pod_is_told_where_another_has_started_again() -> None:
+    agent = a_running_pod()
+    moved = changed(SIBLING, attempt=2, node="n3", address="10.0.0.3", ports=(61_450, 61_451))
+    [told] = agent.handle(gang_read(REJOINING, CLAIMED, moved))
+    assert isinstance(told, messages.WritePeers)
+    assert told.attempt == HERE
+    assert [(peer.node, peer.address, peer.ports) for peer in told.peers] == [
+        ("n1", "10.0.0.1", (61_440, 61_441)),
+        ("n3", "10.0.0.3", (61_450, 61_451)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("why", "event"),
+    [
+        ("a pod has failed", gang_read(REJOINING, CLAIMED, changed(SIBLING, phase="Failed"))),
+        ("a pod is bound again", gang_read(REJOINING, CLAIMED, changed(SIBLING, phase="Bound"))),
+        ("the gang is not complete", gang_read(rejoining(phase=PodGroupPhase.UNKNOWN))),
+        ("it is being stopped", gang_read(REJOINING, changed(CLAIMED, terminating=True), SIBLING)),
+        ("its attempt is over", gang_read(REJOINING, changed(CLAIMED, attempt=2), SIBLING)),
+    ],
+)
+def test_a_running_pod_is_told_nothing_while(why: str, event: messages.GangsRead) -> None:
+    assert a_running_pod().handle(event) == [], why
+
+
+def test_the_gang_of_a_running_pod_is_read_when_it_may_be_complete_and_every_ten_seconds() -> None:
+    agent = a_running_pod()
+    read = messages.ReadGangs(("default/u1",))
+    assert read in agent.handle(messages.StopsAnnounced(now_ms=1_300))
+    seen = [
+        now_ms
+        for now_ms in range(1_000, 32_000, 1_000)
+        if read in agent.handle(messages.LeasesDue(now_ms=now_ms))
+    ]
+    assert seen == [1_000, 11_000, 21_000, 31_000]
+
+
+def test_the_gang_of_a_running_pod_that_restarts_whole_is_not_read() -> None:
+    agent = a_running_pod(COMPLETE)
+    moved = changed(SIBLING, attempt=2, node="n3")
+    assert agent.handle(gang_read(COMPLETE, CLAIMED, moved)) == []
+    for event in (messages.StopsAnnounced(now_ms=1_300), messages.LeasesDue(now_ms=9_000)):
+        assert not any(isinstance(one, messages.ReadGangs) for one in agent.handle(event))

@@ -47,18 +47,26 @@ def test_the_reason_names_the_protocols() -> None:
     decided = decide(a_group("g"), a_node_that_speaks("7"))
     assert decided.message("g") == (
         "not even empty nodes take it: task w: 0/1 nodes fit: 1 with an agent of protocol '7', too"
-        " far from the scheduler's 3"
+        " far from the scheduler's 4"
     )
 
 
-def test_a_pod_of_a_group_with_launch_is_bound_only_where_the_agent_can_start_it() -> None:
-    group = a_group("g", 2, launch=Launch())
-    for protocol in (None, "3", "4"):
-        decided = decide(group, a_node_that_speaks(protocol))
+@pytest.mark.parametrize(
+    ("launch", "protocols"),
+    [(Launch(), (None, "3", "4", "5")), (Launch(restart="pod"), (None, "4", "5"))],
+)
+def test_a_pod_of_a_group_with_launch_is_bound_where_the_agent_can_start_it(
+    launch: Launch, protocols: tuple[str | None, ...]
+) -> None:
+    for protocol in protocols:
+        decided = decide(a_group("g", 2, launch=launch), a_node_that_speaks(protocol))
         assert decided.bound == {"default/g-w-0": "n1", "default/g-w-1": "n1"}, protocol
-    decided = decide(group, a_node_that_speaks("2"))
+
+
+def test_a_pod_that_may_rejoin_its_gang_is_not_bound_to_an_older_agent() -> None:
+    decided = decide(a_group("g", 2, launch=Launch(restart="pod")), a_node_that_speaks("3"))
     assert decided.bound == {}
     assert decided.message("g") == (
-        "not even empty nodes take it: task w: 0/1 nodes fit: 1 with an agent of protocol 2, which"
-        " cannot start groups with launch"
+        "not even empty nodes take it: task w: 0/1 nodes fit: 1 with an agent of protocol 3, which"
+        " cannot restart single pods of gangs"
     )

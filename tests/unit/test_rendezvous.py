@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.objects import Launch, Pod, PodGroup, PodGroupStatus
+from batchq.api.objects import Launch, Pod, PodGroup, PodGroupStatus, Retry
 from batchq.worker.rendezvous import (
     Peer,
     RendezvousFiles,
@@ -331,3 +331,67 @@ def test_a_template_may_override_what_a_pod_is_told_except_batchqs_own_variables
     )
     assert (found["OMP_NUM_THREADS"], found["MASTER_PORT"]) == ("1", "5")
     assert (found["BATCHQ_RANK"], found["MASTER_ADDR"]) == ("0", "10.0.0.1")
+
+
+# --- elastic gangs --------------------------------------------------------------------------------
+
+
+def an_elastic_gang(**away: PodPhase | None) -> tuple[PodGroup, dict[str, Pod | None]]:
+    """Return a gang of two to four pods, all running but those named `pod0` and so on, which are in
+    another phase, or do not exist.
+    """
+    status = PodGroupStatus(phase=PodGroupPhase.RUNNING, admission=1)
+    group = a_group(
+        "el", 4, min_member=2, launch=Launch(restart="pod"), status=status, retry=Retry(limit=1)
+    )
+    pods: dict[str, Pod | None] = {}
+    for rank in range(4):
+        phase = away.get(f"pod{rank}", PodPhase.RUNNING)
+        pods[f"el-1-{rank}"] = phase and a_pod(
+            group,
+            rank,
+            phase=phase,
+            node=f"n{rank}",
+            address=f"10.0.0.{rank}",
+            ports=(61_440,),
+            failures=2 if phase == PodPhase.FAILED else 0,
+        )
+    return group, pods
+
+
+def ranks(**away: PodPhase | None) -> list[int] | None:
+    peers = peers_of(*an_elastic_gang(**away))
+    return None if peers is None else [peer.rank for peer in peers]
+
+
+def test_the_peers_of_an_elastic_gang_are_the_pods_that_run() -> None:
+    assert ranks() == [0, 1, 2, 3]
+    assert ranks(pod2=PodPhase.PENDING, pod3=None) == [0, 1]
+    assert ranks(pod1=PodPhase.SUCCEEDED, pod2=PodPhase.EVICTED) == [0, 3]
+
+
+def test_an_elastic_gang_waits_for_pod_0_unless_it_has_ended_for_good() -> None:
+    assert ranks(pod0=PodPhase.PENDING) is None
+    assert ranks(pod0=PodPhase.BOUND) is None
+    assert ranks(pod0=PodPhase.FAILED) == [1, 2, 3]
+    assert ranks(pod0=None) == [1, 2, 3]
+
+
+def test_torchrun_is_told_how_many_pods_an_elastic_gang_may_have_and_where_they_meet() -> None:
+    group, pods = an_elastic_gang(pod1=PodPhase.PENDING)
+    peers = peers_of(group, pods)
+    third = pods["el-1-2"]
+    assert peers is not None
+    assert third is not None
+    found = launch_environment(peers[1], peers, third, group, FILES)
+    names = ("BATCHQ_RANK", "BATCHQ_PODS", "PET_NNODES", "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT")
+    assert [found[name] for name in names] == ["2", "4", "2:4", "c10d", "10.0.0.0:61440"]
+    assert not any(name.startswith("JAX_") for name in found)
+
+
+def test_a_gang_whose_failed_pod_is_restarted_alone_is_not_complete_without_it() -> None:
+    group = a_gang(Launch(restart="pod"))
+    pods = {pod.metadata.uid: pod for pod in the_pods(group)}
+    failed = pods["llm-2-1"]
+    status = structs.replace(failed.status, phase=PodPhase.FAILED)
+    assert peers_of(group, pods | {"llm-2-1": structs.replace(failed, status=status)}) is None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
+from batchq.worker.rendezvous import Peer
 from batchq.worker.workhorse.run_file import RunFile, RunFiles
 
 
@@ -82,3 +85,33 @@ def test_forgetting_an_attempt_removes_all_its_files(files: RunFiles, tmp_path: 
     files.unsent_file("u-1-0", 1).write_text("output")
     files.forget("u-1-0", 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def a_peer(rank: int, port: int) -> Peer:
+    return Peer(rank=rank, task="w", index=rank, node="n1", address="10.0.0.1", ports=(port,))
+
+
+def test_changed_peers_replace_the_files_of_a_pod(files: RunFiles) -> None:
+    first = files.write_peers("u-1-0", 1, [a_peer(0, 7_000), a_peer(1, 7_001)])
+    before = Path(first.hosts).stat().st_ino
+    files.rewrite_peers("u-1-0", 1, [a_peer(0, 7_000), a_peer(1, 7_009)])
+    assert [peer["ports"] for peer in json.loads(Path(first.peers).read_text())] == [
+        [7_000],
+        [7_009],
+    ]
+    # The slots of the address are what they were, so that file is left alone.
+    assert Path(first.hosts).stat().st_ino == before
+
+
+def test_peers_are_not_written_for_a_pod_that_has_no_files(files: RunFiles, tmp_path: Path) -> None:
+    files.rewrite_peers("u-1-0", 1, [a_peer(0, 7_000)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_changed_peers_can_be_read_by_the_account_of_the_pod(files: RunFiles) -> None:
+    written = files.write_peers("u-1-0", 1, [a_peer(0, 7_000)])
+    if os.geteuid() == 0:
+        os.chown(written.peers, 4_711, 4_711)
+    owner = Path(written.peers).stat().st_uid
+    files.rewrite_peers("u-1-0", 1, [a_peer(0, 7_001)])
+    assert Path(written.peers).stat().st_uid == owner

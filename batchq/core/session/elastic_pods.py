@@ -11,18 +11,8 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 
 from batchq.api.lifecycle import ON_NODE, PodPhase
-from batchq.api.objects import Pod
+from batchq.api.objects import Pod, has_ended
 from batchq.core.session.specs import TaskShape
-
-
-def has_ended(pod: Pod, retry_limit: int) -> bool:
-    """Return whether a pod has ended for good: succeeded, or failed with no retry left."""
-    status = pod.status
-    if status.phase == PodPhase.SUCCEEDED:
-        return True
-    return status.phase == PodPhase.FAILED and (
-        status.failures > retry_limit or status.reason == "WalltimeExceeded"
-    )
 
 
 class ElasticPods:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.objects import PodGroup, PodGroupSpec, Task
+from batchq.api.objects import Launch, PodGroup, PodGroupSpec, Task
 from batchq.api.resources import Amounts, larger, named, of_pod, times, total
 from batchq.api.transaction import ONE_GROUP, POD_GROUPS
 from batchq.api.validation import MOST_GANG
@@ -50,6 +50,8 @@ class TaskShape:
     priority: int = 0
     #: How many ports each of its pods gets: 0 unless the group has `spec.launch`.
     ports: int = 0
+    #: Whether its pods are restarted alone, and then find the other pods of their gang again.
+    rejoins: bool = False
     #: None unless the group has an opinion on which pods share its nodes.
     sharing: Sharing | None = None
 
@@ -115,7 +117,7 @@ class Shapes:
             tuple(spec.min_resources.items()),
             tuple(map(_key_of_task, spec.tasks)),
             priority if stated else None,
-            0 if spec.launch is None else spec.launch.ports,
+            None if spec.launch is None else (spec.launch.ports, spec.launch.restart),
             tuple(spec.topology.items()),
         )
         known = self._known.get(key)
@@ -148,8 +150,7 @@ def _key_of_task(task: Task) -> tuple[object, ...]:
 
 def shape_of(spec: PodGroupSpec, priority: int = 0, *, gates_hold: bool = True) -> GroupShape:
     """Compute the shape of a spec in a group of this priority."""
-    ports = 0 if spec.launch is None else spec.launch.ports
-    tasks = shapes_of(spec.tasks, priority, gates_hold=gates_hold, ports=ports)
+    tasks = shapes_of(spec.tasks, priority, gates_hold=gates_hold, launch=spec.launch)
     replicas = sum(task.replicas for task in spec.tasks)
     min_member = spec.min_member or max(1, replicas)
     if spec.controller == "external":
@@ -236,22 +237,32 @@ def choose(
 
 
 def shapes_of(
-    tasks: tuple[Task, ...], priority: int = 0, *, gates_hold: bool = True, ports: int = 0
+    tasks: tuple[Task, ...],
+    priority: int = 0,
+    *,
+    gates_hold: bool = True,
+    launch: Launch | None = None,
 ) -> tuple[TaskShape, ...]:
     """Return the shape of each task, in a group of this priority."""
     shapes, first = [], 0
+    ports = 0 if launch is None else launch.ports
+    rejoins = launch is not None and launch.restart == "pod"
     for place, task in enumerate(tasks):
         template = task.template
         stated, requests = named(template.requests), of_pod(template.requests)
-        shape = _shape_of_pods(task, requests, ports)
+        shape = _shape_of_pods(task, requests, ports, rejoins=rejoins)
         gated = gates_hold and bool(template.scheduling_gates)
         own = priority if template.priority is None else template.priority
-        shapes.append(TaskShape(task, place, first, requests, shape, gated, stated, own, ports))
+        shapes.append(
+            TaskShape(task, place, first, requests, shape, gated, stated, own, ports, rejoins)
+        )
         first += task.replicas
     return tuple(shapes)
 
 
-def _shape_of_pods(task: Task, requests: Amounts, ports: int) -> tuple[object, ...]:
+def _shape_of_pods(
+    task: Task, requests: Amounts, ports: int, *, rejoins: bool
+) -> tuple[object, ...]:
     template = task.template
     shape: tuple[object, ...] = (
         tuple(requests.items()),
@@ -260,6 +271,8 @@ def _shape_of_pods(task: Task, requests: Amounts, ports: int) -> tuple[object, .
         template.nodes,
         template.exclude_nodes,
     )
+    if rejoins:
+        return (*shape, ports, "rejoins")
     return (*shape, ports) if ports else shape
 
 
@@ -279,7 +292,7 @@ def task_within(shape: TaskShape, domain: Mapping[str, str]) -> TaskShape:
     template = shape.task.template
     narrower = structs.replace(template, node_selector={**template.node_selector, **domain})
     task = structs.replace(shape.task, template=narrower)
-    key = _shape_of_pods(task, shape.requests, shape.ports)
+    key = _shape_of_pods(task, shape.requests, shape.ports, rejoins=shape.rejoins)
     if shape.sharing is not None:
         key = (*key, shape.sharing)
     return replace(shape, task=task, shape=key)

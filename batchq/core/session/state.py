@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.objects import Pod, PodGroup, PodGroupStatus, Task, key_of
+from batchq.api.objects import Pod, PodGroup, PodGroupStatus, Task, has_ended, key_of
 from batchq.api.reasons import Blockers, Cause, Verdict, causes_of, turn_of
 from batchq.api.resources import Amounts, covers, larger, of_pod, plus, times
 from batchq.api.transaction import ONE_GROUP, POD_GROUPS
 from batchq.core.cache.chunks import Ordered, Rows, UidOrder, uid_order
 from batchq.core.quota.queue_tree import ROOT, scopes_in
-from batchq.core.session.elastic_pods import ElasticPods, has_ended
+from batchq.core.session.elastic_pods import ElasticPods
 from batchq.core.session.specs import (
     GroupShape,
     Sharing,

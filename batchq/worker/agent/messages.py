@@ -75,8 +75,9 @@ class ClaimsPosted(AgentEvent, frozen=True):
 
 
 class GangsRead(AgentEvent, frozen=True):
-    """The groups of pods that wait for their gangs, by key, and then the pods of those gangs that
-    are complete, by uid; None for what does not exist.
+    """The groups of pods that wait for their gangs, or are to be told of pods that have rejoined
+    theirs, by key, and then the pods of those gangs that are complete, by uid; None for what does
+    not exist.
     """
 
     groups: Mapping[str, PodGroup | None]
@@ -325,6 +326,13 @@ class StartPod(Struct, frozen=True, kw_only=True):
     peers: tuple[Peer, ...] = ()
 
 
+class WritePeers(Struct, frozen=True):
+    """Write the host file and the peers file of a running attempt again if the peers changed."""
+
+    attempt: PodAttempt
+    peers: tuple[Peer, ...]
+
+
 class DeclinePod(Struct, frozen=True):
     """Drop the delivery of an attempt that is not started."""
 
@@ -445,6 +453,7 @@ Instruction: TypeAlias = (
     | ReadRunningPods
     | PostReport
     | StopHorses
+    | WritePeers
 )
 Instructions: TypeAlias = list[Instruction]
 
@@ -458,6 +467,7 @@ LOCAL = (
     StopHorses,
     StopPod,
     VouchFor,
+    WritePeers,
 )
 #: Events without news.
 TIMERS = (

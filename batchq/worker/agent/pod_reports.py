@@ -54,6 +54,7 @@ from batchq.worker.agent.messages import (
     RunningPodsRead,
     StartedRun,
     StopsRead,
+    WritePeers,
 )
 from batchq.worker.agent.pod_states import pods_of
 from batchq.worker.host.device_pool import DevicePool
@@ -81,6 +82,7 @@ OnServer: TypeAlias = (
     | EndLeases
     | ReadRunningPods
     | PostReport
+    | WritePeers
 )
 
 #: How often the tokens of running pods are kept for another day.
@@ -137,6 +139,7 @@ class PodReports:
             EndLeases: self._end_leases,
             ReadRunningPods: self._read_running,
             PostReport: self._post_report,
+            WritePeers: self._write_peers,
         }
 
     def carry_out(self, instruction: OnServer) -> AgentEvent | None:
@@ -219,6 +222,14 @@ class PodReports:
         uids = [uid for one in groups.values() if is_complete(one) for uid in uids_of_gang(one)]
         pods = pods_of(uids, self._store.get_many("Pod", uids)) if uids else {}
         return GangsRead(now_ms=monotonic_ms(), groups=groups, pods=pods)
+
+    def _write_peers(self, instruction: WritePeers) -> None:
+        attempt = instruction.attempt
+        try:
+            self._files.rewrite_peers(attempt.pod, attempt.attempt, instruction.peers)
+        except OSError as trouble:
+            # The gang is read again before long.
+            log.warning("peers not written", pod=attempt.pod, trouble=str(trouble))
 
     def _write_run_file(self, claim: StartClaim) -> None:
         """Write a run file: it tells the next agent that no other machine runs the attempt."""

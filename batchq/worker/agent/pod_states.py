@@ -101,6 +101,8 @@ class Paces(Struct, frozen=True, kw_only=True):
     check_max_ms: int = 200
     #: The same for claims that only wait for their gangs, which the leader announces.
     check_gangs_max_ms: int = 1_000
+    #: How often the gangs of running pods are read, if their pods may be restarted alone.
+    read_gangs_ms: int = 10_000
     #: How old leases get before they are renewed, as a part of their length.
     renew_parts: int = 12
     #: A report without effect is posted again: its wake-up may be lost, or the server may have
@@ -128,6 +130,7 @@ class PodOnNode:
         "devices",
         "due_at",
         "fence",
+        "gang",
         "group",
         "has_processes",
         "is_claim_sent",
@@ -161,6 +164,8 @@ class PodOnNode:
         #: Whether it waits for devices that other pods still have.
         self.lacks_devices = False
         self.group: PodGroup | None = None
+        #: The key of its group, if it runs and is told of pods that rejoin its gang.
+        self.gang = ""
         #: The fence of its pod when it was claimed; empty for an attempt that was not.
         self.fence = ""
         self.due_at = since

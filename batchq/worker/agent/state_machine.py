@@ -77,6 +77,7 @@ from batchq.worker.agent.messages import (
     StopsRead,
     UnstartedPodsRead,
     VouchFor,
+    WritePeers,
 )
 from batchq.worker.agent.pod_states import (
     ENDED,
@@ -96,7 +97,7 @@ from batchq.worker.agent.pod_states import (
     lost_outcome,
     may_start,
 )
-from batchq.worker.rendezvous import Peer, has_met, peers_of
+from batchq.worker.rendezvous import Peer, has_met, peers_of, rejoins
 
 _S = PodState
 
@@ -127,6 +128,8 @@ class AgentState:
         self._pause_ms = self._paces.check_first_ms
         #: When the last renewal of all leases was asked for; long ago before the first.
         self._renewed_at = -lease_ms
+        #: When the gangs of running pods are read again.
+        self._read_gangs_at = 0
         self._has_listed = False
         self._draining_since: int | None = None
         self._is_told_to_stop = self._is_told_to_kill = False
@@ -394,15 +397,19 @@ class AgentState:
         start = StartPod(
             attempt=one.attempt, pod=pod, group=one.group, lease_from=one.lease_from, peers=peers
         )
+        one.gang = group_of(pod) if rejoins(one.group) else ""
         one.pod = one.group = None
         return [start]
 
     def _on_gangs(self, event: GangsRead) -> Instructions:
-        """Start the pods whose gangs are complete, unless a pod of theirs has been lost since."""
+        """Start the pods whose gangs are complete, unless a pod of theirs has been lost since, and
+        tell running pods where those are that have rejoined their gangs.
+        """
         instructions: Instructions = []
         ends: list[EndReport] = []
         peers_by_group: dict[str, tuple[Peer, ...] | None] = {}
-        for one in self._pods.of(_S.MEETING):
+        told = [one for one in self._pods.of(_S.RUNNING) if one.gang]
+        for one in [*self._pods.of(_S.MEETING), *told]:
             pod = event.pods.get(one.attempt.pod)
             if pod is None or not is_attempt(pod, one.attempt):
                 continue
@@ -412,7 +419,11 @@ class AgentState:
             if group.metadata.uid not in peers_by_group:
                 peers_by_group[group.metadata.uid] = peers_of(group, event.pods)
             peers = peers_by_group[group.metadata.uid]
-            if peers and self._is_ours(pod) and not pod.status.terminating:
+            if not peers or not self._is_ours(pod) or pod.status.terminating:
+                continue
+            if one.gang:
+                instructions.append(WritePeers(one.attempt, peers))
+            else:
                 one.group = group
                 instructions += self._start(one, pod, ends, event.now_ms, *peers)
         if ends:
@@ -457,17 +468,31 @@ class AgentState:
 
     def _on_leases_due(self, event: LeasesDue) -> Instructions:
         """Renew all leases at once, if they are due."""
+        instructions: Instructions = []
+        if event.now_ms >= self._read_gangs_at:
+            self._read_gangs_at = event.now_ms + self._paces.read_gangs_ms
+            instructions += self._read_joined_gangs()
         if event.now_ms < self._renewed_at + self._lease_ms // self._paces.renew_parts:
-            return []
-        vouched = self._vouched(event.silent)
-        return [RenewLeases(vouched)] if vouched else []
+            return instructions
+        if vouched := self._vouched(event.silent):
+            # First, so that a slow answer about gangs delays no lease.
+            instructions.insert(0, RenewLeases(vouched))
+        return instructions
+
+    def _read_joined_gangs(self) -> Instructions:
+        """Read the gangs of running pods that may have to be told of others."""
+        gangs = tuple(dict.fromkeys(one.gang for one in self._pods.of(_S.RUNNING) if one.gang))
+        return [ReadGangs(gangs)] if gangs else []
 
     def _on_stops_announced(self, _event: StopsAnnounced) -> Instructions:
-        """Read which pods must stop now, instead of with the next renewal."""
+        """Read which pods must stop now, instead of with the next renewal, and the gangs that may
+        be complete again.
+        """
         if self._pods.count(_S.MEETING):
             self._check_at = 0
         running = self._pods.of(_S.RUNNING)
-        return [ReadStops(_fenced(running))] if running else []
+        stops: Instructions = [ReadStops(_fenced(running))] if running else []
+        return stops + self._read_joined_gangs()
 
     def _vouched(self, silent: frozenset[PodAttempt]) -> FencedAttempts:
         """Return the attempts that hold resources of this node.

@@ -191,6 +191,14 @@ def give(path: str | Path | int, account: Account | None) -> None:
             os.chown(path, account.uid, account.gid)
 
 
+def give_as(path: Path, other: Path) -> None:
+    """Make the owner of another file the owner of a file of this process. Raise OSError."""
+    owner = other.lstat()
+    if owner.st_uid != os.geteuid():
+        with raised(Capability.CHOWN):
+            os.chown(path, owner.st_uid, owner.st_gid)
+
+
 class _Failure(Struct, frozen=True):
     """Why a child has not executed its program."""
 

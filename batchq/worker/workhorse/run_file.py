@@ -159,6 +159,21 @@ class RunFiles:
             privileges.give(path, self.reader)
         return files
 
+    def rewrite_peers(self, pod: str, attempt: int, peers: Sequence[Peer]) -> None:
+        """Replace the host file and the peers file of an attempt, each as a whole, if they exist
+        and differ. Their owner stays. Raise OSError.
+        """
+        stem = f"{self._directory}/{pod}-{attempt}"
+        contents = {_HOSTS: hostfile_of(peers).encode(), _PEERS: peers_file_of(peers)}
+        for suffix, data in contents.items():
+            path, draft = Path(stem + suffix), Path(f"{stem}{suffix}{_DRAFT}")
+            if not path.exists() or path.read_bytes() == data:
+                continue
+            draft.unlink(missing_ok=True)
+            draft.write_bytes(data)
+            privileges.give_as(draft, path)
+            draft.replace(path)
+
     def write(self, run: RunFile) -> None:
         """Replace the record atomically. A full disk is logged and loses only this record."""
         # Runs twice for each pod, so it does without pathlib, which is slower.

@@ -495,14 +495,7 @@ def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: O
             applied = client.apply(content.objects, dry_run=dry_run, keep_stop=content.keep_stop)
         warn(applied)
         warn_of_capacity(client, applied)
-        warn_of_unknown_resources(
-            client,
-            {
-                f"the quota of namespace {one.object.metadata.namespace}": one.object.spec.hard
-                for one in applied
-                if isinstance(one.object, ResourceQuota)
-            },
-        )
+        warn_of_unknown_resources(client, dict(_stated_resources(applied)))
     if not output.for_people:
         show_list(output, [one.object for one in applied], manifests(tables.plain_table))
         return
@@ -510,6 +503,18 @@ def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: O
     for one in applied:
         changes = f": {one.changes}" if one.changes else ""
         echo(f"{reference(one.object)} {one.effect}{suffix}{changes}")
+
+
+def _stated_resources(applied: Sequence[Applied]) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the subject of each quota and queue with the resources that it names."""
+    for one in applied:
+        meta = one.object.metadata
+        if isinstance(one.object, ResourceQuota):
+            yield f"the quota of namespace {meta.namespace} limits", one.object.spec.hard
+        elif isinstance(one.object, Queue):
+            spec = one.object.spec
+            for field in ("guarantee", "deserved", "capability"):
+                yield f"queue {meta.name} has a {field} of", getattr(spec, field)
 
 
 def warn(applied: Sequence[Applied]) -> None:
@@ -546,22 +551,22 @@ def warn_of_capacity(client: Client, applied: Sequence[Applied]) -> None:
         show_hint("`batchq plan` says what would fit")
 
 
-def warn_of_unknown_resources(client: Client, limits: Mapping[str, Iterable[str]]) -> None:
-    """Say on stderr which limited resources no node has: they are probably misspelt."""
+def warn_of_unknown_resources(client: Client, stated: Mapping[str, Iterable[str]]) -> None:
+    """Say on stderr which resources of quotas and queues no node has: probably misspelt ones."""
     try:
-        nodes = client.nodes() if limits else ()
+        nodes = client.nodes() if any(stated.values()) else ()
     except (NotFound, StoreUnavailable):
         return
     if not nodes:
         return
     offered = {name for node in nodes for name in node.spec.resources}
     known = offered | {CPU, MEMORY, PODS, POD_GROUPS}
-    for subject, names in limits.items():
+    for subject, names in stated.items():
         for name in names:
             if name not in known:
                 near = nearest(name, known)
                 meant = f"; did you mean {near}?" if near else ""
-                show_warning(f"{subject} limits {name}, and no node has {name}{meant}")
+                show_warning(f"{subject} {name}, and no node has {name}{meant}")
 
 
 def _limits_of(

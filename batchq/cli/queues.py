@@ -534,7 +534,7 @@ def set_quota(shared: Globals, namespace: str, hard: dict[str, str]) -> None:
         )
     with shared.connect() as client:
         done = client.set_quota(namespace, hard)
-        warn_of_unknown_resources(client, {f"the quota of namespace {namespace}": hard})
+        warn_of_unknown_resources(client, {f"the quota of namespace {namespace} limits": hard})
     echo(f"resourcequota {namespace}/default {'configured' if done else 'unchanged'}")
 
 

@@ -260,6 +260,25 @@ def test_a_quota_of_a_resource_that_no_node_has_gets_a_warning(
     assert "limits cpuu, and no node has cpuu" in batchq("apply", "-f", str(file)).err
 
 
+@pytest.mark.both_doors
+def test_a_queue_with_a_resource_that_no_node_has_gets_a_warning(
+    batchq: Batchq, stage: Stage, tmp_path: Path
+) -> None:
+    stage.furnish(a_node("n1", cpu=4))
+    file = tmp_path / "queue.yaml"
+    file.write_text(
+        "{apiVersion: batchq/v1, kind: Queue, metadata: {name: lab}, spec: {guarantee: {cpuu: 1},"
+        " deserved: {cpu: 2}, capability: {cpu: 4, gpus: 1}}}"
+    )
+    done = batchq("apply", "-f", str(file))
+    assert (done.code, done.out) == (0, "queue lab created\n")
+    warnings = [line for line in done.err.splitlines() if "no node has" in line]
+    assert warnings == [
+        "warning: queue lab has a guarantee of cpuu, and no node has cpuu; did you mean cpu?",
+        "warning: queue lab has a capability of gpus, and no node has gpus",
+    ]
+
+
 def test_a_quota_before_there_is_a_node_gets_no_warning(server: Server) -> None:
     done = run("quota", "set", "default", "cpuu=4", url=server.url)
     assert (done.code, done.err) == (0, "")

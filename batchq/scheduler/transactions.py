@@ -188,6 +188,8 @@ def _of_group(
     if status is group.record.status and not changed and group.uid not in session.effects.expired:
         return None
     key = group.key
+    # A session may read a group that was created after its start.
+    at = max(session.now_ms, group.record.metadata.creation_timestamp or 0)
     return Transaction(
         subject=key,
         writes=(
@@ -207,7 +209,7 @@ def _of_group(
         ),
         events=tuple(
             [
-                Event(kind="PodGroup", key=key, reason=reason, message=message, at=session.now_ms)
+                Event(kind="PodGroup", key=key, reason=reason, message=message, at=at)
                 for reason, message in _events(group, decided)
             ]
         ),

@@ -18,7 +18,7 @@ from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Settings
 from batchq.scheduler.transactions import transactions_of
 from batchq.store.redis import RedisStore
-from tests.builders import a_group, a_node, a_queue, a_quota
+from tests.builders import a_group, a_node, a_queue, a_quota, decide
 from tests.scheduler.conftest import Stack
 
 _set = msgspec.structs.replace
@@ -335,3 +335,10 @@ def test_the_retries_of_an_array_are_spent_per_pod_whatever_admissions_come_betw
     stack.end_pods(PodPhase.FAILED, exit_code=1, failures=2)
     stack.until_idle()
     assert stack.group("g").status.phase == PodGroupPhase.FAILED
+
+
+def test_an_event_of_a_group_is_not_older_than_the_group() -> None:
+    # The session had begun when the group was created, and has read it.
+    decided = decide(a_node(cpu=1), a_group("late", cpu=2, created=17), now_ms=0)
+    [transaction] = transactions_of(decided.session)
+    assert [(event.reason, event.at) for event in transaction.events] == [("Waiting", 17)]

@@ -327,7 +327,7 @@ def _lacks_resources(session: Session, group: GroupState, verdict: Verdict) -> s
     return _one_of(
         f"wait until {_others(group)} end",
         _at_most(group, verdict, free),
-        _uncordoning(session, group),
+        *_reviving(session, group),
         "have nodes added",
     )
 
@@ -337,9 +337,7 @@ def _returning_nodes(session: Session, group: GroupState) -> str:
     if not missing_nodes(session, group):
         return ""
     away = nodes_away(session, gang_of(session, group))
-    cordoned = uncordon_command(away.cordoned)
-    returns = f"bring back {named_nodes(away.not_ready)} (`batchq nodes`)" if away.not_ready else ""
-    ways = " and ".join(filter(None, (cordoned, returns)))
+    ways = " and ".join(filter(None, _reviving(session, group)))
     return f"{ways}: {away.text()}, and the other nodes do not suffice even when empty"
 
 
@@ -352,11 +350,13 @@ def uncordon_command(names: Sequence[str]) -> str:
     return f"`batchq nodes uncordon {' '.join(names)}`"
 
 
-def _uncordoning(session: Session, group: GroupState) -> str:
-    """Return the command that lets cordoned nodes take pods of the group; '' if none would."""
+def _reviving(session: Session, group: GroupState) -> tuple[str, ...]:
+    """Return how to make cordoned nodes, and those that are not ready, take pods of the group."""
     if group.is_external:
-        return ""
-    return uncordon_command(nodes_away(session, gang_of(session, group)).cordoned)
+        return ()
+    away = nodes_away(session, gang_of(session, group))
+    returns = f"bring back {named_nodes(away.not_ready)} (`batchq nodes`)" if away.not_ready else ""
+    return uncordon_command(away.cordoned), returns
 
 
 def _free(verdict: Verdict) -> int:

@@ -336,6 +336,22 @@ def test_a_gang_that_needs_a_node_that_is_not_ready_names_it() -> None:
     assert row_of(result)["missingNodes"] == "1 of 2 nodes is not ready (n2)"
 
 
+def test_capacity_of_a_node_that_is_not_ready_is_named_beside_the_wait_for_others() -> None:
+    world = World(a_node("n1", cpu=4), a_node("n2", cpu=4, ready=False), a_queue("default"))
+    world.run(asks("runs", requests={"cpu": 3}))
+    world.add(asks("fits-n1", requests={"cpu": 2}))
+    world.settle()
+    assert remedies(world, "fits-n1") == [
+        (
+            "WaitingForResources",
+            (
+                "wait until others end, ask for at most cpu 1, bring back n2 (`batchq nodes`), or"
+                " have nodes added"
+            ),
+        )
+    ]
+
+
 # --- pods that wait while others run, or start again ----------------------------------------------
 
 

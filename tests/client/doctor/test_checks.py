@@ -269,20 +269,20 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         *("guarantees", WARNING, "cpu", "cpu 5 is guaranteed in all (a 5), and the ready"),
     ),
     "an agent is one protocol ahead": (
-        a_state(node(annotations={"batchq/protocol": "4"})),
-        *("protocols", NOTE, "Node n1", "its agent uses protocol 4, this batchq 3"),
+        a_state(node(annotations={"batchq/protocol": "5"})),
+        *("protocols", NOTE, "Node n1", "its agent uses protocol 5, this batchq 4"),
     ),
     "an agent is two protocols ahead": (
-        a_state(node(annotations={"batchq/protocol": "5"})),
-        *("protocols", ERROR, "Node n1", "its agent uses protocol 5, this batchq 3"),
+        a_state(node(annotations={"batchq/protocol": "6"})),
+        *("protocols", ERROR, "Node n1", "its agent uses protocol 6, this batchq 4"),
     ),
     "a node states a protocol that is no number": (
         a_state(node(annotations={"batchq/protocol": "²"})),
-        *("protocols", ERROR, "Node n1", "its agent uses protocol ², this batchq 3"),
+        *("protocols", ERROR, "Node n1", "its agent uses protocol ², this batchq 4"),
     ),
     "a node states a protocol of 5,000 digits": (
         a_state(node(annotations={"batchq/protocol": "9" * 5000})),
-        *("protocols", ERROR, "Node n1", f"its agent uses protocol {'9' * 20}, this batchq 3"),
+        *("protocols", ERROR, "Node n1", f"its agent uses protocol {'9' * 20}, this batchq 4"),
     ),
     "a node has not reported since the server's start": (
         with_standing(restarted_at=NOW - 10_000),

@@ -71,8 +71,10 @@ def lists_made(raw: redis.Redis) -> int:
 
 
 def test_the_first_session_after_a_takeover_lists_nothing(
-    redis_store: RedisStore, raw: redis.Redis
+    redis_store: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A turn of more than a second looks for damage twice, and each look reads a page of heads.
+    monkeypatch.setattr("batchq.daemon.leader._LOOK_EVERY_S", 3_600.0)
     write(redis_store, a_queue(), a_group("before"))
     follower = Follower(redis_store)
     raw.config_resetstat()

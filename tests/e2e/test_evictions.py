@@ -93,7 +93,8 @@ def test_a_victim_that_ignores_sigterm_is_killed_after_its_grace_and_its_preempt
     with Cluster(machine) as cluster:
         cluster.agent("n1")
         cluster.submit(
-            replace(LOW, replicas=2, min_member=2, tenths=90, manner="stubborn", grace="4s")
+            # Two commands have to answer within the grace, however busy the machine is.
+            replace(LOW, replicas=2, min_member=2, tenths=180, manner="stubborn", grace="9s")
         )
         cluster.await_start("low", 2)
         asked_at = time.monotonic()
@@ -109,7 +110,7 @@ def test_a_victim_that_ignores_sigterm_is_killed_after_its_grace_and_its_preempt
         cluster.await_completion("high", "low")
         killed = [runs[0] for runs in cluster.runs_of("low")]
         assert [run.end for run in killed] == ["", ""]
-        assert last_of(killed) - asked_at >= 3.5, "the grace was theirs"
+        assert last_of(killed) - asked_at >= 8.5, "the grace was theirs"
         assert last_of(killed) < first_of(flat(cluster.runs_of("high")))
         assert twice_at_once(cluster.runs()) == []
 

@@ -22,19 +22,16 @@ from batchq.config.model import Expansion, SchedulerConfig, expand, named
 from batchq.core.extension import POINTS, Plugin, implemented, traits_of
 from batchq.core.session.session import Action
 from batchq.errors import InvalidInput
-from batchq.plugins.capacity import Capacity
-from batchq.plugins.checks import AdmissionChecks
+from batchq.plugins.capacity import Capacity, Quota
 from batchq.plugins.conformance import Conformance
-from batchq.plugins.dependencies import Dependencies
 from batchq.plugins.drf import Drf
 from batchq.plugins.gang import Gang
-from batchq.plugins.gates import SchedulingGates
+from batchq.plugins.gates import AdmissionChecks, Dependencies, SchedulingGates
 from batchq.plugins.nodeorder import BalancedAllocation, BinPack, LeastAllocated, MostAllocated
 from batchq.plugins.overcommit import Overcommit
 from batchq.plugins.predicates import Predicates
 from batchq.plugins.priority import Priority
 from batchq.plugins.proportion import Proportion
-from batchq.plugins.quota import Quota
 from batchq.plugins.sla import Sla
 from batchq.scheduler.cycle import Scheduler
 from batchq_actions import BUILTIN_ACTIONS

@@ -41,8 +41,7 @@ from batchq.core.quota.head_reservation import is_array_with_retries
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
-from batchq.plugins.checks import CHECKS
-from batchq.plugins.gates import GATES
+from batchq.plugins.gates import CHECKS, GATES
 
 _Remedy = Callable[[Session, GroupState, Verdict], str]
 

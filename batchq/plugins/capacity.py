@@ -1,23 +1,4 @@
-"""capacity (admissible): queues and the cluster, rules 1, 3 and 4.
-
-Rule 1: the reservation must not exceed what the queue and each queue above it could ever hold. That
-is the capability of the queue, and what its parent may hold minus the guarantees of its siblings;
-for the root, it is its capability or else the nodes seen within a day, ready or not, x overcommit.
-These nodes must also take the gang if they were empty. A stated limit refuses with ExceedsMaxQuota,
-nodes with ExceedsCapacity.
-
-Rule 3: ledger + reservation <= capability for each of these queues, groups <= maxPodGroups, and the
-unused guarantees of siblings are left to them. Rule 4: the cluster's ledger + reservation <= ready
-resources x overcommit.
-
-Refusals by rule 1 are out of line but not final; those by rules 3 and 4 are in line, with
-WaitingForQuota for a stated limit and WaitingForResources for nodes. Refused groups are unparked
-when a charge falls, a queue changes, or a node is added. Kueue's nominalQuota, borrowingLimit and
-lendingLimit lead to the same sums; Volcano's capacity plugin also checks a queue and its ancestors.
-
-External groups use no nodes: the parts of rules 1 and 4 about nodes do not apply to them, and the
-root queue limits them only by a capability of its own.
-"""
+"""The limits of an admission: `capacity` for queues and the cluster, `quota` for namespaces."""
 
 from __future__ import annotations
 
@@ -27,12 +8,13 @@ from msgspec import structs
 
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, describe_quantity, plus
-from batchq.api.transaction import CLUSTER, queue_scope
+from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 from batchq.core.extension import PluginTraits, RefusesBy, Rule
 from batchq.core.forecast.node_timeline import nodes_decide
 from batchq.core.placement.feasibility import fits_when_empty, why_not_when_empty
 from batchq.core.placement.placement import gang_of
 from batchq.core.placement.topology import why_no_known_domain, within_text
+from batchq.core.quota.ledger import title_of
 from batchq.core.quota.limit_checks import (
     claim_of,
     exceeds_ready_beside_siblings,
@@ -47,6 +29,28 @@ from batchq.core.session.state import GroupState
 
 
 class Capacity:
+    """capacity (admissible): queues and the cluster, rules 1, 3 and 4.
+
+    Rule 1: the reservation must not exceed what the queue and each queue above it could ever hold.
+    That is the capability of the queue, and what its parent may hold minus the guarantees of its
+    siblings; for the root, it is its capability or else the nodes seen within a day, ready or not,
+    x overcommit. These nodes must also take the gang if they were empty. A stated limit refuses
+    with ExceedsMaxQuota, nodes with ExceedsCapacity.
+
+    Rule 3: ledger + reservation <= capability for each of these queues, groups <= maxPodGroups, and
+    the unused guarantees of siblings are left to them. Rule 4: the cluster's ledger + reservation
+    <= ready resources x overcommit.
+
+    Refusals by rule 1 are out of line but not final; those by rules 3 and 4 are in line, with
+    WaitingForQuota for a stated limit and WaitingForResources for nodes. Refused groups are
+    unparked when a charge falls, a queue changes, or a node is added. Kueue's nominalQuota,
+    borrowingLimit and lendingLimit lead to the same sums; Volcano's capacity plugin also checks a
+    queue and its ancestors.
+
+    External groups use no nodes: the parts of rules 1 and 4 about nodes do not apply to them, and
+    the root queue limits them only by a capability of its own.
+    """
+
     name = "capacity"
     traits = PluginTraits(
         lifted_by={
@@ -173,3 +177,27 @@ def _no_node(plugin: str, known: int) -> Verdict:
         detail=f"no node is ready, of the {known} there are" if known else "there are no nodes yet",
         in_line=True,
     )
+
+
+class Quota:
+    """quota (admissible): a namespace's ResourceQuotas, rules 1 and 2.
+
+    Its refusals are out of line: a group that only its own namespace holds back does not hold back
+    others. A refused group is unparked when a charge of the namespace falls or one of its quotas
+    changes.
+    """
+
+    name = "quota"
+    traits = PluginTraits(
+        lifted_by={Waiting.EXCEEDS_MAX_QUOTA: frozenset()},
+        refuses_by=RefusesBy.LEDGER,
+    )
+
+    def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
+        scope = namespace_scope(group.namespace)
+        hard = session.ledger.limits.get(scope)
+        if not hard:
+            return []
+        return never_fits(
+            group, hard, plugin=self.name, subject=title_of(scope), absent=None
+        ) or over_limit(session, group, (scope,), claim_of(group), plugin=self.name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import shlex
 from collections import deque
 from typing import Literal, TypeAlias
 
@@ -247,3 +248,34 @@ class Acknowledger:
             return None
         self._bytes = 0
         return b"%d" % frame.number
+
+
+#: The allocation, or the gang, in whose pods `batchq rsh` runs commands.
+ALLOCATION_VARIABLE = "BATCHQ_ALLOCATION"
+
+
+def remote_shell(interpreter: str) -> str:
+    """Return the script by which launchers of MPI start commands in pods, as they do by ssh."""
+    return f'#!/bin/sh\nexec {shlex.quote(interpreter)} -P -m batchq.cli rsh "$@"\n'
+
+
+def launcher_variables(shell: str, hosts: str, hydra_hosts: str) -> dict[str, str]:
+    """Return the variables by which Open MPI 4 and 5, MPICH and Intel MPI find the remote shell,
+    and the hosts in the notation of each.
+    """
+    return {
+        "BATCHQ_HOSTFILE": hosts,
+        "OMPI_MCA_plm_rsh_agent": shell,
+        # Daemons that start daemons would need the remote shell on the nodes.
+        "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+        "OMPI_MCA_orte_default_hostfile": hosts,
+        "PRTE_MCA_plm_ssh_agent": shell,
+        "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+        "PRTE_MCA_prte_default_hostfile": hosts,
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": shell,
+        "HYDRA_HOST_FILE": hydra_hosts,
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": shell,
+        "I_MPI_HYDRA_HOST_FILE": hydra_hosts,
+    }

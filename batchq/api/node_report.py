@@ -23,8 +23,8 @@ from batchq.api.objects import Integer, Taint
 #: other: unknown fields are ignored, and missing ones have defaults. Since 2, the leader announces
 #: stops on the wake-up channels of nodes; an agent finds them later without. Since 3, agents start
 #: pods of groups with `spec.launch`. Since 4, they start pods of such gangs again alone (`restart:
-#: pod`); no such pod is bound to an older one.
-PROTOCOL, FIRST_WITH_REJOINING = 4, 4
+#: pod`), and gangs of MPI; no such pod is bound to an older one.
+PROTOCOL, FIRST_WITH_MPI = 4, 4
 
 #: The interval of an agent's heartbeats, unless `batchq worker --beat` sets another.
 BEAT_MS = 5_000

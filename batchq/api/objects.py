@@ -250,7 +250,7 @@ class StopWarning(Value, frozen=True):
     before: Duration = 90 * times.SECOND
 
 
-LaunchStyle: TypeAlias = Literal["node", "rank", "dask"]
+LaunchStyle: TypeAlias = Literal["node", "rank", "dask", "mpi"]
 
 
 class Launch(Value, frozen=True):
@@ -258,7 +258,8 @@ class Launch(Value, frozen=True):
     places, and each is told the addresses and ports of all.
 
     `style`: in `node`, each pod starts its processes itself, as torchrun does; in `rank`, each pod
-    is one process; in `dask`, pod 0 is the scheduler. `ports` are reserved for each pod.
+    is one process; in `dask`, pod 0 is the scheduler; in `mpi`, pod 0 starts processes in all pods,
+    and these end with it. `ports` are reserved for each pod.
     `processes` is how many processes a pod starts; `gpu`: one for each of its GPUs.
     `restart`: a failed or lost pod restarts the whole `group`; or the `pod` alone, which the others
     find again in their files.

@@ -18,6 +18,7 @@ from batchq.api.manifest import MOST_ARGUMENT_BYTES, argument_bytes, check_names
 from batchq.api.notation import counted, qualified_problem, shown
 from batchq.api.objects import (
     AdmissionCheck,
+    Launch,
     Node,
     Object,
     Pod,
@@ -320,6 +321,8 @@ def _launch_problems(spec: PodGroupSpec, replicas: int) -> Iterator[str]:
         )
     yield from _at_most("the pods of a group with spec.launch", replicas, MOST_LAUNCHED)
     yield from _within("spec.launch.ports", launch.ports, 1, MOST_PORTS)
+    if launch.style == "mpi":
+        yield from _mpi_problems(spec, launch)
     if isinstance(launch.processes, int):
         yield from _within("spec.launch.processes", launch.processes, 1, MOST_PROCESSES)
     warn, walltime = launch.warn, spec.walltime
@@ -333,6 +336,21 @@ def _launch_problems(spec: PodGroupSpec, replicas: int) -> Iterator[str]:
             "spec.launch.processes: a pod of style rank is one process, found"
             f" {launch.processes}; leave it out, or use style node"
         )
+
+
+def _mpi_problems(spec: PodGroupSpec, launch: Launch) -> Iterator[str]:
+    if not spec.token:
+        yield "spec.token: expected self, since pod 0 starts commands in the others by its token"
+    if launch.restart == "pod":
+        yield "spec.launch.restart: expected group, since MPI cannot lose a process, found pod"
+    for place, task in enumerate(spec.tasks):
+        container = task.template.container
+        if container is not None and container.image:
+            yield (
+                f"spec.tasks[{place}].template.container.image: expected none, since an MPI gang"
+                " needs the node's batchq in its pods; leave it out, or use mpirun within an"
+                " allocation"
+            )
 
 
 def _gate_problems(gates: Sequence[SchedulingGate], path: str) -> Iterator[str]:

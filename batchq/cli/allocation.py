@@ -22,7 +22,12 @@ from typing import Any, NamedTuple
 
 import click
 
-from batchq.api.exec_session import ExecCommand
+from batchq.api.exec_session import (
+    ALLOCATION_VARIABLE,
+    ExecCommand,
+    launcher_variables,
+    remote_shell,
+)
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
 from batchq.api.objects import Pod, PodGroup, full_name, key_of
@@ -59,8 +64,6 @@ from batchq.errors import (
 _PLACEHOLDER = ("sleep", "120")
 #: Holds a place until its input ends.
 _HOLD = ("cat",)
-#: The allocation in which commands run.
-ALLOCATION_VARIABLE = "BATCHQ_ALLOCATION"
 #: Each pod has two threads and some connections here.
 MOST_PODS = 32
 _LOOK_S = 1.0
@@ -492,7 +495,7 @@ def write_launcher(folder: Path, pods: Sequence[Pod]) -> dict[str, str]:
     A host is a node; its slots are the cpus of the pods there, at least one for each.
     """
     shell = folder / "batchq-rsh"
-    shell.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m batchq.cli rsh "$@"\n')
+    shell.write_text(remote_shell(sys.executable))
     shell.chmod(0o755)
     slots: Counter[str] = Counter()
     for pod in pods:
@@ -500,23 +503,8 @@ def write_launcher(folder: Path, pods: Sequence[Pod]) -> dict[str, str]:
     hosts, hydra_hosts = folder / "hosts", folder / "hydra-hosts"
     hosts.write_text("".join(f"{node} slots={count}\n" for node, count in slots.items()))
     hydra_hosts.write_text("".join(f"{node}:{count}\n" for node, count in slots.items()))
-    return {
-        "PATH": f"{folder}:{os.environ.get('PATH', os.defpath)}",
-        "BATCHQ_HOSTFILE": str(hosts),
-        "OMPI_MCA_plm_rsh_agent": str(shell),
-        # Daemons that start daemons would need the remote shell on the nodes.
-        "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
-        "OMPI_MCA_orte_default_hostfile": str(hosts),
-        "PRTE_MCA_plm_ssh_agent": str(shell),
-        "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
-        "PRTE_MCA_prte_default_hostfile": str(hosts),
-        "HYDRA_LAUNCHER": "ssh",
-        "HYDRA_LAUNCHER_EXEC": str(shell),
-        "HYDRA_HOST_FILE": str(hydra_hosts),
-        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC": str(shell),
-        "I_MPI_HYDRA_HOST_FILE": str(hydra_hosts),
-    }
+    path = f"{folder}:{os.environ.get('PATH', os.defpath)}"
+    return {"PATH": path} | launcher_variables(str(shell), str(hosts), str(hydra_hosts))
 
 
 @click.command(
@@ -528,7 +516,8 @@ def write_launcher(folder: Path, pods: Sequence[Pod]) -> dict[str, str]:
 def rsh(shared: Globals, words: tuple[str, ...]) -> int:
     """Run COMMAND by a shell in a pod of this allocation on NODE, as `ssh NODE COMMAND` does.
 
-    Within `batchq alloc`, launchers such as mpirun call it as `batchq-rsh`. NODE may also be the
+    Launchers such as mpirun call it as `batchq-rsh`, within `batchq alloc` and in pod 0 of a gang
+    with `--launch mpi`. NODE may also be the
     name of a pod, as NAME or NAMESPACE/NAME. Options of ssh before NODE are ignored.
     """
     while words and words[0].startswith("-"):

@@ -228,7 +228,7 @@ def group_of(request: Request, *, suffix: str) -> PodGroup:
         walltime=_walltime(request.walltime),
         retry=structs.replace(Retry(), limit=request.retries),
         depends_on=tuple(dependency_of(text) for text in one_or_more(request.after)),
-        token="self" if request.api_token else "",
+        token="self" if request.api_token or request.launch == "mpi" else "",
         share="namespace" if request.share else "",
         launch=_launch(request),
         topology=_topology(request),

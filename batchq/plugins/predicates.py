@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from batchq.api.node_report import FIRST_WITH_REJOINING, PROTOCOL, PROTOCOL_ANNOTATION
+from batchq.api.node_report import FIRST_WITH_MPI, PROTOCOL, PROTOCOL_ANNOTATION
 from batchq.api.objects import Taint, Toleration
 from batchq.api.reasons import Verdict, Waiting
 from batchq.core.placement.node_order import Takes
@@ -102,7 +102,7 @@ def suitability(shape: TaskShape, node: NodeState) -> str:
         return "cordoned"
     if strange := _strange_protocol(node):
         return strange
-    if shape.rejoins and (unable := _cannot_rejoin(node)):
+    if shape.is_new and (unable := _is_too_old(node)):
         return unable
     template = shape.task.template
     labels = node.record.metadata.labels
@@ -131,12 +131,12 @@ def _strange_protocol(node: NodeState) -> str:
     return f"with an agent of protocol {spoken[:9]!r}, too far from the scheduler's {PROTOCOL}"
 
 
-def _cannot_rejoin(node: NodeState) -> str:
-    """Return why the agent of a node cannot start pods that rejoin their gang, or ''."""
+def _is_too_old(node: NodeState) -> str:
+    """Return why the agent of a node cannot start the newest kinds of gangs, or ''."""
     spoken = node.record.metadata.annotations.get(PROTOCOL_ANNOTATION)
-    if spoken is None or int(spoken) >= FIRST_WITH_REJOINING:
+    if spoken is None or int(spoken) >= FIRST_WITH_MPI:
         return ""
-    return f"with an agent of protocol {spoken}, which cannot restart single pods of gangs"
+    return f"with an agent of protocol {spoken}, which cannot start such gangs"
 
 
 def _is_near(protocol: int) -> bool:

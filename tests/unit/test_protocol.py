@@ -68,5 +68,5 @@ def test_a_pod_that_may_rejoin_its_gang_is_not_bound_to_an_older_agent() -> None
     assert decided.bound == {}
     assert decided.message("g") == (
         "not even empty nodes take it: task w: 0/1 nodes fit: 1 with an agent of protocol 3, which"
-        " cannot restart single pods of gangs"
+        " cannot start such gangs"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from batchq.worker.rendezvous import (
     Peer,
     RendezvousFiles,
     hostfile_of,
+    hydra_hostfile_of,
     launch_environment,
     peers_file_of,
     peers_of,
     unreachable,
+    waiting_for_pod_0,
 )
 from batchq.worker.workhorse.process import base_environment, pod_environment
 from tests.builders import a_group, a_pod, a_task
@@ -215,6 +218,7 @@ def a_peer(rank: int, node: str, address: str) -> Peer:
         index=rank,
         node=node,
         address=address,
+        host=address,
         ports=(61_440 + rank,),
         processes=2,
     )
@@ -248,7 +252,9 @@ def test_the_peers_file_has_all_pods_by_rank() -> None:
         "node": "n2",
         "address": "10.0.0.2",
         "ports": [61441],
+        "host": "10.0.0.2",
         "processes": 2,
+        "has_succeeded": False,
     }
 
 
@@ -331,6 +337,44 @@ def test_a_template_may_override_what_a_pod_is_told_except_batchqs_own_variables
     )
     assert (found["OMP_NUM_THREADS"], found["MASTER_PORT"]) == ("1", "5")
     assert (found["BATCHQ_RANK"], found["MASTER_ADDR"]) == ("0", "10.0.0.1")
+
+
+# --- MPI ------------------------------------------------------------------------------------------
+
+
+def test_each_pod_of_an_mpi_gang_is_a_host_with_a_slot_for_each_gpu_or_else_each_cpu() -> None:
+    for gpus, slots in ((2, 2), (0, 8)):
+        group = a_gang(Launch(style="mpi"), gpus=gpus)
+        peers = peers_of(group, {pod.metadata.uid: pod for pod in the_pods(group)})
+        assert peers is not None
+        names = ["llm-chief-0", *(f"llm-worker-{index}" for index in range(4))]
+        assert hostfile_of(peers) == "".join(f"{name} slots={slots}\n" for name in names)
+        assert hydra_hostfile_of(peers) == "".join(f"{name}:{slots}\n" for name in names)
+
+
+def test_only_pod_0_of_an_mpi_gang_has_the_variables_of_its_launcher() -> None:
+    first, *others = (told(rank, Launch(style="mpi")) for rank in range(5))
+    assert first["BATCHQ_ALLOCATION"] == "default/llm"
+    assert (first["PRTE_MCA_prte_default_hostfile"], first["HYDRA_ENV"]) == (FILES.hosts, "none")
+    for other in others:
+        assert not [name for name in other if "MCA" in name or "HYDRA" in name]
+        assert "BATCHQ_ALLOCATION" not in other
+
+
+def test_the_other_pods_of_an_mpi_gang_end_when_pod_0_has_succeeded(tmp_path: Path) -> None:
+    group = a_gang(Launch(style="mpi"))
+    files = structs.replace(FILES, peers=str(tmp_path / "peers"))
+    pods: dict[str, Pod | None] = {pod.metadata.uid: pod for pod in the_pods(group)}
+    for rank, ends in ((1, False), (0, True)):
+        done = the_pods(group)[rank]
+        status = structs.replace(done.status, phase=PodPhase.SUCCEEDED)
+        peers = peers_of(group, pods | {done.metadata.uid: structs.replace(done, status=status)})
+        assert peers is not None
+        (tmp_path / "peers").write_bytes(peers_file_of(peers))
+        shell, option, script, path = waiting_for_pod_0(files)
+        # Without the pause of its loop, it says whether it would end now.
+        once = script.replace("until ", "").partition(";")[0]
+        assert (subprocess.run([shell, option, once, path], check=False).returncode == 0) is ends
 
 
 # --- elastic gangs --------------------------------------------------------------------------------

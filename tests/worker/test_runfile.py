@@ -88,7 +88,9 @@ def test_forgetting_an_attempt_removes_all_its_files(files: RunFiles, tmp_path: 
 
 
 def a_peer(rank: int, port: int) -> Peer:
-    return Peer(rank=rank, task="w", index=rank, node="n1", address="10.0.0.1", ports=(port,))
+    return Peer(
+        rank=rank, task="w", index=rank, node="n1", address="10.0.0.1", host="h", ports=(port,)
+    )
 
 
 def test_changed_peers_replace_the_files_of_a_pod(files: RunFiles) -> None:

@@ -50,8 +50,8 @@ class TaskShape:
     priority: int = 0
     #: How many ports each of its pods gets: 0 unless the group has `spec.launch`.
     ports: int = 0
-    #: Whether its pods are restarted alone, and then find the other pods of their gang again.
-    rejoins: bool = False
+    #: Whether only agents of this version can start its pods.
+    is_new: bool = False
     #: None unless the group has an opinion on which pods share its nodes.
     sharing: Sharing | None = None
 
@@ -117,7 +117,9 @@ class Shapes:
             tuple(spec.min_resources.items()),
             tuple(map(_key_of_task, spec.tasks)),
             priority if stated else None,
-            None if spec.launch is None else (spec.launch.ports, spec.launch.restart),
+            None
+            if spec.launch is None
+            else (spec.launch.ports, spec.launch.restart, spec.launch.style),
             tuple(spec.topology.items()),
         )
         known = self._known.get(key)
@@ -246,22 +248,22 @@ def shapes_of(
     """Return the shape of each task, in a group of this priority."""
     shapes, first = [], 0
     ports = 0 if launch is None else launch.ports
-    rejoins = launch is not None and launch.restart == "pod"
+    is_new = launch is not None and (launch.restart == "pod" or launch.style == "mpi")
     for place, task in enumerate(tasks):
         template = task.template
         stated, requests = named(template.requests), of_pod(template.requests)
-        shape = _shape_of_pods(task, requests, ports, rejoins=rejoins)
+        shape = _shape_of_pods(task, requests, ports, is_new=is_new)
         gated = gates_hold and bool(template.scheduling_gates)
         own = priority if template.priority is None else template.priority
         shapes.append(
-            TaskShape(task, place, first, requests, shape, gated, stated, own, ports, rejoins)
+            TaskShape(task, place, first, requests, shape, gated, stated, own, ports, is_new)
         )
         first += task.replicas
     return tuple(shapes)
 
 
 def _shape_of_pods(
-    task: Task, requests: Amounts, ports: int, *, rejoins: bool
+    task: Task, requests: Amounts, ports: int, *, is_new: bool
 ) -> tuple[object, ...]:
     template = task.template
     shape: tuple[object, ...] = (
@@ -271,8 +273,8 @@ def _shape_of_pods(
         template.nodes,
         template.exclude_nodes,
     )
-    if rejoins:
-        return (*shape, ports, "rejoins")
+    if is_new:
+        return (*shape, ports, is_new)
     return (*shape, ports) if ports else shape
 
 
@@ -292,7 +294,7 @@ def task_within(shape: TaskShape, domain: Mapping[str, str]) -> TaskShape:
     template = shape.task.template
     narrower = structs.replace(template, node_selector={**template.node_selector, **domain})
     task = structs.replace(shape.task, template=narrower)
-    key = _shape_of_pods(task, shape.requests, shape.ports, rejoins=shape.rejoins)
+    key = _shape_of_pods(task, shape.requests, shape.ports, is_new=shape.is_new)
     if shape.sharing is not None:
         key = (*key, shape.sharing)
     return replace(shape, task=task, shape=key)

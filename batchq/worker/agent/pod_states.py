@@ -101,8 +101,10 @@ class Paces(Struct, frozen=True, kw_only=True):
     check_max_ms: int = 200
     #: The same for claims that only wait for their gangs, which the leader announces.
     check_gangs_max_ms: int = 1_000
-    #: How often the gangs of running pods are read, if their pods may be restarted alone.
-    read_gangs_ms: int = 10_000
+    #: The pause between two reads of the gangs of running pods which must know of changes there. It
+    #: grows, so that short jobs end soon.
+    read_gangs_first_ms: int = 1_000
+    read_gangs_max_ms: int = 10_000
     #: How old leases get before they are renewed, as a part of their length.
     renew_parts: int = 12
     #: A report without effect is posted again: its wake-up may be lost, or the server may have
@@ -164,7 +166,7 @@ class PodOnNode:
         #: Whether it waits for devices that other pods still have.
         self.lacks_devices = False
         self.group: PodGroup | None = None
-        #: The key of its group, if it runs and is told of pods that rejoin its gang.
+        #: The key of its group, if it runs and is told of changes in its gang.
         self.gang = ""
         #: The fence of its pod when it was claimed; empty for an attempt that was not.
         self.fence = ""

@@ -97,7 +97,7 @@ from batchq.worker.agent.pod_states import (
     lost_outcome,
     may_start,
 )
-from batchq.worker.rendezvous import Peer, has_met, peers_of, rejoins
+from batchq.worker.rendezvous import Peer, has_met, is_mpi, peers_of, rejoins
 
 _S = PodState
 
@@ -130,6 +130,7 @@ class AgentState:
         self._renewed_at = -lease_ms
         #: When the gangs of running pods are read again.
         self._read_gangs_at = 0
+        self._gangs_pause_ms = self._paces.read_gangs_first_ms
         self._has_listed = False
         self._draining_since: int | None = None
         self._is_told_to_stop = self._is_told_to_kill = False
@@ -397,7 +398,10 @@ class AgentState:
         start = StartPod(
             attempt=one.attempt, pod=pod, group=one.group, lease_from=one.lease_from, peers=peers
         )
-        one.gang = group_of(pod) if rejoins(one.group) else ""
+        if rejoins(one.group) or is_mpi(one.group):
+            one.gang = group_of(pod)
+            self._gangs_pause_ms = self._paces.read_gangs_first_ms
+            self._read_gangs_at = now_ms + self._gangs_pause_ms
         one.pod = one.group = None
         return [start]
 
@@ -470,7 +474,8 @@ class AgentState:
         """Renew all leases at once, if they are due."""
         instructions: Instructions = []
         if event.now_ms >= self._read_gangs_at:
-            self._read_gangs_at = event.now_ms + self._paces.read_gangs_ms
+            self._gangs_pause_ms = min(2 * self._gangs_pause_ms, self._paces.read_gangs_max_ms)
+            self._read_gangs_at = event.now_ms + self._gangs_pause_ms
             instructions += self._read_joined_gangs()
         if event.now_ms < self._renewed_at + self._lease_ms // self._paces.renew_parts:
             return instructions

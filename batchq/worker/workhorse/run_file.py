@@ -5,19 +5,27 @@ from __future__ import annotations
 import fcntl
 import os
 import signal as signals
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from batchq.api.exec_session import remote_shell
 from batchq.api.node_report import PodOutcome
 from batchq.errors import Conflict, InvalidInput
 from batchq.system import structlog
 from batchq.worker.host import privileges
 from batchq.worker.host.privileges import Account
-from batchq.worker.rendezvous import Peer, RendezvousFiles, hostfile_of, peers_file_of
+from batchq.worker.rendezvous import (
+    Peer,
+    RendezvousFiles,
+    hostfile_of,
+    hydra_hostfile_of,
+    peers_file_of,
+)
 
 __all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "NO_CONTAINER", "PodOutcome", "outcome_of"]
 
@@ -53,10 +61,11 @@ log = structlog.get_logger(__name__)
 _SUFFIX, _DRAFT = ".json", ".draft"
 _STOP, _STOP_DRAFT, _TOKEN = ".stop", ".stop-draft", ".token"
 _HOSTS, _PEERS, _STARTED = ".hosts", ".peers", ".started"
+_HYDRA_HOSTS, _SHELL = ".hydra-hosts", ".rsh"
 #: All files of an attempt. The draft, which may replace a missing record, is removed first.
 _SUFFIXES = (
     *(_TOKEN, _HOSTS, _PEERS, _STARTED, _DRAFT, _SUFFIX, _STOP, _STOP_DRAFT),
-    *(".unsent", ".unsent-draft"),
+    *(".unsent", ".unsent-draft", _HYDRA_HOSTS, _SHELL),
 )
 
 
@@ -158,6 +167,19 @@ class RunFiles:
         for path in (files.hosts, files.peers):
             privileges.give(path, self.reader)
         return files
+
+    def write_launcher(
+        self, pod: str, attempt: int, files: RendezvousFiles, peers: Sequence[Peer]
+    ) -> RendezvousFiles:
+        """Write what launchers of MPI need besides; return all files. Raise OSError."""
+        stem = f"{self._directory}/{pod}-{attempt}"
+        hydra_hosts, shell = Path(stem + _HYDRA_HOSTS), Path(stem + _SHELL)
+        hydra_hosts.write_text(hydra_hostfile_of(peers))
+        shell.write_text(remote_shell(sys.executable))
+        shell.chmod(0o755)
+        for path in (hydra_hosts, shell):
+            privileges.give(path, self.reader)
+        return structs.replace(files, hydra_hosts=str(hydra_hosts), shell=str(shell))
 
     def rewrite_peers(self, pod: str, attempt: int, peers: Sequence[Peer]) -> None:
         """Replace the host file and the peers file of an attempt, each as a whole, if they exist

@@ -44,7 +44,13 @@ from batchq.worker.host.device_pool import inherited_locks
 from batchq.worker.host.node_resources import NOTHING_ENFORCED, UNBOUNDED, Enforcement, device_nodes
 from batchq.worker.host.privileges import Account
 from batchq.worker.host.processes import Signals
-from batchq.worker.rendezvous import launch_environment, unreachable
+from batchq.worker.rendezvous import (
+    RendezvousFiles,
+    is_mpi,
+    launch_environment,
+    unreachable,
+    waiting_for_pod_0,
+)
 from batchq.worker.rq_delivery import entry_point
 from batchq.worker.workhorse import process, reporter
 from batchq.worker.workhorse.container_commands import (
@@ -354,10 +360,13 @@ class WorkHorse:
         if self._account is not None or task.template.env_activate or task.template.container:
             functions = None
         try:
-            launch = self._launch_environment(pod, group)
+            files = self._rendezvous_files(group)
+            launch = self._launch_environment(pod, group, files)
             environment = self._environment(pod, group, task, launch)
             environment |= self._access_to_api(group)
             plain = self._activated(program, task.template, environment)
+            if files is not None and is_mpi(group) and launch["BATCHQ_RANK"] != "0":
+                plain = structs.replace(plain, argv=waiting_for_pod_0(files))
             container = task.template.container
             host = self._container_host(container, environment)
             runs = contained(plain, container, host)
@@ -596,21 +605,36 @@ class WorkHorse:
             return True
         return any(pending.subject == report.subject for pending in self._reports.pending())
 
-    def _launch_environment(self, pod: Pod, group: PodGroup) -> Mapping[str, str]:
-        """Return the variables by which a pod of a gang with `spec.launch` finds the others, and
-        write the files that they name. Raise NotStarted.
+    def _rendezvous_files(self, group: PodGroup) -> RendezvousFiles | None:
+        """Write the files by which a pod of a gang with `spec.launch` finds the others; return None
+        if it has none. Raise NotStarted.
         """
         peers = self._harness.start.peers
         if not peers:
-            return {}
+            return None
         message = unreachable(peers)
+        if is_mpi(group) and not self._harness.api_server:
+            message = (
+                "its gang is started by MPI through the HTTP API, whose address its agent does not"
+                " know; start the agent with --api-server"
+            )
         try:
             files = self._files.write_peers(self._uid, self._attempt, peers)
+            if is_mpi(group):
+                files = self._files.write_launcher(self._uid, self._attempt, files, peers)
         except OSError as trouble:
             message = f"the addresses of its gang cannot be written: {trouble.strerror}"
         if message:
             raise process.NotStarted(PodOutcome(exit_code=NOT_EXECUTABLE, message=message))
-        place = (pod.spec.task, pod.spec.index)
+        return files
+
+    def _launch_environment(
+        self, pod: Pod, group: PodGroup, files: RendezvousFiles | None
+    ) -> Mapping[str, str]:
+        """Return the variables by which a pod of a gang with `spec.launch` finds the others."""
+        if files is None:
+            return {}
+        peers, place = self._harness.start.peers, (pod.spec.task, pod.spec.index)
         me = next(peer for peer in peers if (peer.task, peer.index) == place)
         return launch_environment(me, peers, pod, group, files)
 

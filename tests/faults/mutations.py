@@ -200,8 +200,8 @@ MUTATIONS = (
     _agent(
         "a pod is vouched for when its stops are read",
         "_on_stops_announced",
-        "return [ReadStops(_fenced(running))] if running else []",
-        "return [VouchFor(tuple(one.attempt for one in running), _event.now_ms)]",
+        "stops: Instructions = [ReadStops(_fenced(running))] if running else []",
+        "stops = [VouchFor(tuple(one.attempt for one in running), _event.now_ms)]",
         found_by=791,
     ),
     Mutation(

@@ -35,7 +35,7 @@ def test_an_agent_makes_its_machine_a_ready_node_with_its_capacity(stage: Stage)
         "batchq/containment": "subreaper",
         **runtime_labels(),
     }
-    assert node.metadata.annotations["batchq/protocol"] == "3"
+    assert node.metadata.annotations["batchq/protocol"] == "4"
     assert node.spec.taints[0].key == "own"
     assert node.status.heartbeat is not None
     assert stage.store.ledger()["capacity"] == {

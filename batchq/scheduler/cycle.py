@@ -29,7 +29,7 @@ from batchq.api.reasons import (
 from batchq.api.transaction import Commit
 from batchq.core.cache.scheduler_cache import SchedulerCache
 from batchq.core.extension import PluginPlaces
-from batchq.core.pending.inadmissible import InadmissibleGroups
+from batchq.core.pending.eligibility import InadmissibleGroups
 from batchq.core.pending.queue import (
     blockers,
     out_of_line_refusals,

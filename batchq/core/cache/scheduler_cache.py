@@ -12,7 +12,7 @@ Groups are kept in these places:
 | `busy`  | they hold or run anything, have a pledge, or have timers        | a few checks |
 | a class | waiting records with equal requests                             | 0 if parked  |
 | a line  | other waiting groups, singly                                    | one check    |
-| parked  | ineligible until a change (`batchq.core.pending.inadmissible`)  | 0            |
+| parked  | ineligible until a change (`batchq.core.pending.eligibility`)  | 0            |
 | over    | ended, until they are deleted                                   | 0            |
 
 `PluginRegistry` has the functions that plugins registered at each point, and their combined traits.
@@ -77,7 +77,7 @@ from batchq.core.session.specs import GroupShape, Shapes
 from batchq.core.session.state import GroupState
 
 if TYPE_CHECKING:
-    from batchq.core.pending.inadmissible import InadmissibleGroups
+    from batchq.core.pending.eligibility import InadmissibleGroups
     from batchq.core.session.session import Session
 
 

@@ -16,14 +16,13 @@ from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import CLUSTER, POD_GROUPS, namespace_scope
 from batchq.core.extension import Registration
-from batchq.core.pending.eligibility import state_refusals
+from batchq.core.pending.eligibility import is_lifted_with_all, state_refusals
 from batchq.core.pending.equivalence import (
     ClassSelection,
     PendingIterator,
     PendingQueue,
     QueueState,
 )
-from batchq.core.pending.inadmissible import is_lifted_with_all
 from batchq.core.placement.feasibility import NODE_REFUSALS
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to
 from batchq.core.quota.ledger import LedgerView

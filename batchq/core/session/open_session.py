@@ -8,7 +8,7 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import lease_of
 from batchq.core.cache.scheduler_cache import SchedulerCache
 from batchq.core.extension import PluginPlaces
-from batchq.core.pending.inadmissible import OF_NODES, OF_SESSION, InadmissibleGroups
+from batchq.core.pending.eligibility import OF_NODES, OF_SESSION, InadmissibleGroups
 from batchq.core.session.session import SESSION, Session
 from batchq.core.session.snapshot import Instrument, Settings, Snapshot
 

@@ -147,7 +147,7 @@ class StateKey(Generic[T]):
 
 
 class InadmissibleSet(Protocol):
-    """The parked groups (batchq.core.pending.inadmissible)."""
+    """The parked groups (batchq.core.pending.eligibility)."""
 
     parked: dict[str, tuple[Verdict, ...]]
 

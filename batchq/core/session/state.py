@@ -199,7 +199,7 @@ class GroupState:
         self.line_key: tuple[Any, ...] | None = None
         #: The causes and the turn in its record's reasons; computed on demand.
         self.recorded: tuple[tuple[Cause, ...], str] | None = None
-        #: The configuration generation (batchq.core.pending.inadmissible) in which it was eligible.
+        #: The configuration generation (batchq.core.pending.eligibility) in which it was eligible.
         self.in_line_at: object = None
 
     # Identity -------------------------------------------------------------------------------------

@@ -246,8 +246,7 @@ def registrar(shared: Globals, listen: str, api_users: tuple[str, ...], agents_u
     """
     import signal
 
-    from batchq.client.node_users import checked_agents_url
-    from batchq.daemon.node_registrar import NodeUserService
+    from batchq.client.node_users import NodeUserService, checked_agents_url
     from batchq.daemon.observability import logs
     from batchq.daemon.services import Termination, ThreadService
     from batchq.paths import find_home, resolve_url

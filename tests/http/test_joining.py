@@ -25,10 +25,10 @@ from batchq.client.access_control import Actor, Delegate
 from batchq.client.node_users import (
     JoinRequest,
     NodeRegistrar,
+    NodeUserService,
     checked_agents_url,
     joined_url,
 )
-from batchq.daemon.node_registrar import NodeUserService
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import Home
 from batchq.store import keys

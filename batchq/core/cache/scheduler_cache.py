@@ -12,7 +12,7 @@ Groups are kept in these places:
 | `busy`  | they hold or run anything, have a pledge, or have timers        | a few checks |
 | a class | waiting records with equal requests                             | 0 if parked  |
 | a line  | other waiting groups, singly                                    | one check    |
-| parked  | ineligible until a change (`batchq.core.pending.eligibility`)  | 0            |
+| parked  | ineligible until a change (`batchq.core.pending.eligibility`)   | 0            |
 | over    | ended, until they are deleted                                   | 0            |
 
 `PluginRegistry` has the functions that plugins registered at each point, and their combined traits.

@@ -268,9 +268,9 @@ def _line(name: str) -> str:
     "--redis-url",
     metavar="URL",
     envvar="BATCHQ_REDIS_URL",
-    help="The server to talk to (redis://, rediss://, unix:// or redis+sentinel://), or the "
-    "variable BATCHQ_REDIS_URL, or a file with it named by BATCHQ_REDIS_URL_FILE; without any of "
-    "these, the server that `batchq up` has started here.",
+    help="The Redis server to use (redis://, rediss://, unix:// or redis+sentinel://). The "
+    "variable BATCHQ_REDIS_URL, or a file that BATCHQ_REDIS_URL_FILE names, can contain the URL "
+    "instead.  [default: the server that `batchq up` has started here]",
 )
 @click.option(
     "--as",
@@ -278,7 +278,7 @@ def _line(name: str) -> str:
     metavar="USER",
     help="Act in the name of a user, over the HTTP API, as operators may. Needs --because.",
 )
-@click.option("--because", metavar="TEXT", help="Why you do so, for the audit trail.")
+@click.option("--because", metavar="TEXT", help="The reason for --as, for the audit trail.")
 @raw_option
 @click.option("--no-color", is_flag=True, help="No colours; so does the variable NO_COLOR.")
 @click.version_option(__version__, prog_name="batchq", message="%(prog)s %(version)s")
@@ -297,8 +297,8 @@ def main(
 
     Exit codes: 0 ok, 1 error or bad content, 2 usage, 3 the doctor warns, 6 not found, 8 conflict,
     9 the server cannot be reached or refuses this user, 10 the awaited group failed, 11 it was
-    cancelled, 12 rejected, 124 timeout, 130 interrupted; `plan` also returns 3 with evictions, 4 it
-    would wait, 5 never.
+    cancelled, 12 rejected, 124 timeout, 130 interrupted. `plan` also returns 3 if a group would
+    start after evictions, 4 if one would wait, and 5 if one could never start.
     """
     is_option = ctx.get_parameter_source("redis_url") is ParameterSource.COMMANDLINE
     ctx.obj = shared = Globals(

@@ -334,8 +334,8 @@ def queues(ctx: click.Context, output: Output) -> None:
     USED and RESERVED to DESERVED, in the resource with the largest ratio; the queue with the lowest
     share is served first. PENDING counts waiting groups.
 
-    By weight, a queue deserves no more than it holds and requests. `batchq queues show NAME` has
-    the details.
+    A queue whose share follows from its weight deserves at most what it holds and requests.
+    `batchq queues show NAME` has the details.
     """
     if ctx.invoked_subcommand is None:
         _list_queues(ctx.ensure_object(Globals), output)

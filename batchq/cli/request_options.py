@@ -185,7 +185,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option(
         "--exclusive",
         is_flag=True,
-        help="Use only nodes that have no pods of other groups, and keep these off.",
+        help="Use only nodes that have no pods of other groups, and keep other groups off them.",
     ),
     click.option(
         "--max-pods-per-node",

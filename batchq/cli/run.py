@@ -466,10 +466,11 @@ def run(shared: Globals, /, words: tuple[str, ...], **options: Any) -> int:
     """Run a command on the nodes and show its output here, or run the groups of a file.
 
     COMMAND is submitted as a group of one pod, or of several (-N), and its output is shown as it
-    comes. It gets the input of this command, if that is a pipe or a file, or this terminal with
-    --pty; its output is then not kept for `batchq logs`. The exit code is that of the pod, the
-    highest of several. The first Ctrl-C shows the state of the group, and a second one within a
-    second cancels it. While there is no capacity for the group, the command waits with it.
+    comes. If the input of this command is a pipe or a file, the pods read it too; with --pty, the
+    pod gets this terminal. In both cases, `batchq logs` does not have the output. The exit code is
+    that of the pod, or the highest of several. The first Ctrl-C shows the state of the group, and a
+    second one within a second cancels it. If there is no capacity for the group, it waits, and so
+    does this command.
 
     For FILE, the server, the scheduler and two node agents are started on this machine if they do
     not run. Other objects of the file are applied first. A group gets a number after its name if

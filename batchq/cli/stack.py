@@ -131,13 +131,13 @@ def up(
     foreground: bool,
     output: Output,
 ) -> None:
-    """Start the server, the scheduler and node agents on this machine, unless they run.
+    """Start the server, the scheduler and node agents on this machine, unless they run already.
 
     They continue after this command has ended; `batchq down` stops them. With --redis-url no server
     is started. The command returns when the scheduler leads and every node is ready.
 
-    By default there are two agents, and so two nodes that share the machine, so that there is
-    something to schedule.
+    By default, two agents share the machine: each is a node, so there is a choice of nodes to
+    schedule on.
 
     The server listens on a unix socket that only this user can open. With --port it also listens on
     127.0.0.1 and requires a password, since every user of the machine can connect there. It does

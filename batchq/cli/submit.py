@@ -104,7 +104,7 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
     """Submit COMMAND or a function as a pod group, or all objects of a file; print its name.
 
     All pods start together or none does, unless --min-member or --array says otherwise. Pods start
-    in the current folder; those of a file in the folder of the file. They get the environment of
+    in the current folder, or, for a file, in the folder of the file. They get the environment of
     the agent that runs them, not that of this command; --env passes variables on.
 
     A line of --from-file is {"command": ["python3", "train.py"], "cpus": 4, "name": "train-1"},

@@ -86,7 +86,7 @@ GOALS = ("finished", "succeeded", "running", "admitted")
     type=click.Choice(GOALS),
     default="finished",
     show_default=True,
-    help="What to wait for. `succeeded` ends as soon as one group has failed.",
+    help="What to wait for. With `succeeded`, the first group that fails ends the wait.",
 )
 @click.option("--timeout", type=DURATION, help="The longest wait (exit code 124).")
 @output_option("text", "json")
@@ -99,7 +99,7 @@ def wait(
     timeout: str | None,
     output: Output,
 ) -> int:
-    """Wait for groups; a group is finished when its processes have ended, too.
+    """Wait for groups to finish: until they and all their processes have ended, or as --for says.
 
     Exit codes: 0 all reached the goal, 10 one has failed, 11 one was cancelled, 124 timeout.
     """
@@ -251,8 +251,8 @@ def logs(
     """Print the output of the group NAME's pods, at most the newest MiB of each.
 
     stdout and stderr of a pod are merged in their order; with -o json each line names its stream.
-    The output of every attempt is kept for seven days. Attempts are counted from 1, and from 1
-    again when the group is admitted again or the server is restarted.
+    The output of every attempt is kept for seven days. Attempts are numbered from 1; the
+    numbers begin at 1 again when the group is admitted again or the server is restarted.
     """
     if follow and attempt is not None:
         raise UsageError("--attempt and -f exclude each other: only the latest attempt goes on")

@@ -125,9 +125,9 @@ $(REQUESTS)/.installed: pyproject.toml | $(BIN)/pip
 
 # Several hundred MB.
 $(FRAMEWORKS)/.installed: pyproject.toml | $(BIN)/pip
-	@echo "Installing JAX and Dask into $(FRAMEWORKS) (once)"
+	@echo "Installing JAX, Dask and Ray into $(FRAMEWORKS) (once)"
 	@$(BIN)/python -m venv --clear --without-pip $(FRAMEWORKS)
-	@$(BIN)/python -m pip --disable-pip-version-check --python $(FRAMEWORKS)/bin/python install --quiet 'jax>=0.7' 'distributed>=2026.1'
+	@$(BIN)/python -m pip --disable-pip-version-check --python $(FRAMEWORKS)/bin/python install --quiet 'jax>=0.7' 'distributed>=2026.1' 'ray>=2.50'
 	@touch $@
 
 $(FRAMEWORKS)-%/.installed: pyproject.toml | $(BIN)/pip

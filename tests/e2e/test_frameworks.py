@@ -51,3 +51,8 @@ def test_jax_sums_over_four_processes_on_two_agents(pair: Machine, dialect: str)
 def test_dask_has_a_scheduler_in_pod_0_and_workers_in_the_others(pair: Machine) -> None:
     lines = lines_of(pair, "dask", "--launch", "dask", "--", PYTHON, str(FOLDER / "dask_sum.py"))
     assert "3 workers: 285" in lines
+
+
+def test_ray_has_its_head_in_pod_0_and_a_node_in_each_of_the_others(pair: Machine) -> None:
+    lines = lines_of(pair, "ray", "--launch", "node", "--", PYTHON, str(FOLDER / "ray_sum.py"))
+    assert "4 nodes: 285" in lines

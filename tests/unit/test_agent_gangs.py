@@ -275,7 +275,7 @@ def test_the_gang_of_a_running_pod_is_read_when_it_may_be_complete_and_then_less
         for now_ms in range(1_000, 40_000, 200)
         if read in agent.handle(messages.LeasesDue(now_ms=now_ms))
     ]
-    assert seen == [2_200, 4_200, 8_200, 16_200, 26_200, 36_200]
+    assert seen == [1_000, 3_000, 7_000, 15_000, 25_000, 35_000]
 
 
 def test_the_gang_of_a_running_pod_that_restarts_whole_is_not_read() -> None:
@@ -284,3 +284,31 @@ def test_the_gang_of_a_running_pod_that_restarts_whole_is_not_read() -> None:
     assert agent.handle(gang_read(COMPLETE, CLAIMED, moved)) == []
     for event in (messages.StopsAnnounced(now_ms=1_300), messages.LeasesDue(now_ms=9_000)):
         assert not any(isinstance(one, messages.ReadGangs) for one in agent.handle(event))
+
+
+def test_pods_that_start_again_and_again_do_not_delay_the_others() -> None:
+    agent = a_running_pod()
+    agent.handle(messages.LeasesDue(now_ms=1_300))
+    reads = 0
+    for number in range(2, 22):
+        # Each starts in the last moment before the gangs would be read.
+        now_ms = 1_200 + 900 * number
+        pod = changed(BOUND, attempt=number)
+        later = structs.replace(pod, metadata=structs.replace(pod.metadata, uid=f"later-{number}"))
+        attempt = attempt_of(later)
+        running = changed(
+            later, phase=PodPhase.RUNNING, holder=AUTHOR, address=ADDRESS, ports=PORTS, started_at=1
+        )
+        delivery = messages.DeliveredPod(attempt=attempt, pod=later)
+        agent.handle(messages.PodsDelivered(now_ms=now_ms, deliveries=(delivery,)))
+        agent.handle(messages.ClaimsDue(now_ms=now_ms))
+        found = messages.ClaimAnswer(attempt=attempt, word="ok", group=REJOINING, ports=PORTS)
+        agent.handle(messages.ClaimsPosted(now_ms=now_ms, asked_at=now_ms, answers=(found,)))
+        read = messages.ClaimedPodsRead(now_ms=now_ms, pods={attempt.pod: running})
+        agent.handle(read)
+        pods = {CLAIMED.metadata.uid: CLAIMED, SIBLING.metadata.uid: SIBLING, attempt.pod: running}
+        event = messages.GangsRead(now_ms=now_ms, groups={"default/u1": REJOINING}, pods=pods)
+        assert any(isinstance(one, messages.StartPod) for one in agent.handle(event))
+        due = agent.handle(messages.LeasesDue(now_ms=now_ms))
+        reads += messages.ReadGangs(("default/u1",)) in due
+    assert reads >= 5

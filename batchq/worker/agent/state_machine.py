@@ -401,7 +401,8 @@ class AgentState:
         if rejoins(one.group) or is_mpi(one.group):
             one.gang = group_of(pod)
             self._gangs_pause_ms = self._paces.read_gangs_first_ms
-            self._read_gangs_at = now_ms + self._gangs_pause_ms
+            # Not later than before: pods that start one after another would delay the others.
+            self._read_gangs_at = min(self._read_gangs_at, now_ms + self._gangs_pause_ms)
         one.pod = one.group = None
         return [start]
 

@@ -352,15 +352,16 @@ def lab() -> Iterator[Machine]:
             made.agent(name, "cpu=2,memory=512Mi,gpu=16", options=options)
         made.file("train.py", Path(hello.__file__).read_text())
         torchrun = made.file("torchrun", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-        dask = made.file("dask.sh", f'#!/bin/sh\nexec "{sys.executable}" train.py\n')
+        here = f'#!/bin/sh\nexec "{sys.executable}" train.py\n'
+        dask, ray = made.file("dask.sh", here), made.file("ray.sh", here)
         mpiexec = made.file("mpiexec", MPIEXEC.format(python=sys.executable))
-        for program in (torchrun, dask, mpiexec):
+        for program in (torchrun, dask, ray, mpiexec):
             program.chmod(0o755)
         yield made
 
 
 def test_the_guide_has_commands_to_run() -> None:
-    assert len(SUBMISSIONS) == 6
+    assert len(SUBMISSIONS) == 7
 
 
 @pytest.mark.parametrize("words", SUBMISSIONS, ids=lambda words: words[3])

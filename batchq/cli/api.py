@@ -20,7 +20,6 @@ from batchq.cli.output.options import Globals, examples, output_option, pass_glo
 from batchq.cli.output.render import show_fields
 from batchq.cli.output.terminal import echo
 from batchq.errors import InvalidInput, NotFound, StoreUnavailable, UsageError
-from batchq.identity_provider import OidcSettings, checked_issuer
 from batchq.paths import LONGEST_SOCKET_PATH_BYTES
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from batchq.api.views import GroupView
     from batchq.client import Client
+    from batchq.identity_provider import OidcSettings
 
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -159,6 +159,7 @@ def api(
     """
     from batchq.client.access_control import Delegate
     from batchq.daemon.observability import logs
+    from batchq.identity_provider import OidcSettings, checked_issuer
     from batchq.paths import read_signing_key
 
     try:

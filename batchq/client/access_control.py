@@ -364,7 +364,8 @@ class AccessControl:
                     hint=f"if that was not you, `batchq token revoke {token}` revokes both",
                 )
         lasts_ms = max(one.expires_at - one.made_at for one in (record, *former))
-        ends_at = min(record.expires_at, now_ms + overlap_ms)
+        # The record changes in any case: a revocation that has not seen the new token finds that.
+        ends_at = min(record.expires_at - 1, now_ms + overlap_ms)
         ended = structs.replace(record, expires_at=ends_at)
         return self._create(
             record.owner, actor, lasts_ms, scope=record.scope, note=record.note,

@@ -296,6 +296,7 @@ class AccessControl:
             raise InvalidInput(f"note: expected a line of at most {_LONGEST_NOTE} characters")
         now_ms, state = self._store.now_ms(), self.state()
         stale = [one for one in state.tokens.values() if _is_stale(one, now_ms)]
+        stale += _ended_long_ago(owner, state, now_ms)
         self._refuse_too_many(owner, state, len(stale), now_ms)
         token = token or _new_id()
         secret = secrets.token_urlsafe(32)
@@ -355,7 +356,7 @@ class AccessControl:
             raise Conflict(f"token {token} is not valid any more", hint="ask for another one")
         if not 0 <= overlap_ms <= MOST_DAYS * DAY:
             raise InvalidInput(f"overlap: expected 0s to {MOST_DAYS}d")
-        former = [one for one in _successors(state, token) if one.revoked_at is None]
+        former = [one for one in _successors(state, record) if one.revoked_at is None]
         for one in former:
             if one.id in used:
                 raise Conflict(
@@ -369,7 +370,8 @@ class AccessControl:
         ended = structs.replace(record, expires_at=ends_at)
         return self._create(
             record.owner, actor, lasts_ms, scope=record.scope, note=record.note,
-            because=f"rotation of token {token}", of_account=":" in record.owner, replaces=token,
+            because=f"rotation of token {token}", of_account=":" in record.owner,
+            replaces=record.first,
             spent=[
                 FieldChange(field=token, before=record, after=ended),
                 *_revocations(former, now_ms),
@@ -391,7 +393,7 @@ class AccessControl:
         name = f"{_WORDS[record.kind]}{token} {_of(record.owner, record.node)}"
         audit = _audit(actor, now_ms, "delete", "tokens", name, because)
         changes = [FieldChange(field=token, before=record, after=revoked)]
-        valid = [one for one in _successors(state, token) if one.revoked_at is None]
+        valid = [one for one in _successors(state, record) if one.revoked_at is None]
         changes += _revocations(valid, now_ms)
         records.write_access(self._link, audit, changes, of_bindings=False)
         return revoked
@@ -553,10 +555,13 @@ def _known(state: AccessState, token: str) -> TokenRecord:
     return record
 
 
-def _successors(state: AccessState, token: str) -> list[TokenRecord]:
-    """Return the tokens that a token was rotated to, their successors included."""
-    found = [one for one in state.tokens.values() if one.replaces == token]
-    return found + [other for one in found for other in _successors(state, one.id)]
+def _successors(state: AccessState, record: TokenRecord) -> list[TokenRecord]:
+    """Return the tokens that were made later in a token's line of rotations."""
+    return [
+        one
+        for one in state.tokens.values()
+        if one.replaces == record.first and one.id != record.id and one.made_at >= record.made_at
+    ]
 
 
 def _revocations(tokens: Iterable[TokenRecord], now_ms: int) -> list[FieldChange]:
@@ -581,9 +586,23 @@ def _id_of(proof: str) -> str:
     return "".join(letters)
 
 
+def _ended_long_ago(owner: str, state: AccessState, now_ms: int) -> list[TokenRecord]:
+    """Return the tokens of a user that ended first, if more are kept than one user may have: a
+    user who creates and revokes tokens must not use up the number that all may have.
+    """
+    ended = [
+        one
+        for one in state.tokens.values()
+        if one.owner == owner
+        and one.kind == "token"
+        and not _is_stale(one, now_ms)
+        and one.ends_at <= now_ms
+    ]
+    return sorted(ended, key=lambda one: one.ends_at)[: max(0, len(ended) - MOST_OF_ONE_USER)]
+
+
 def _is_stale(record: TokenRecord, now_ms: int) -> bool:
-    over_at = min(record.expires_at, record.revoked_at or record.expires_at)
-    return over_at + _KEPT_MS < now_ms
+    return record.ends_at + _KEPT_MS < now_ms
 
 
 def _audit(actor: Actor, now_ms: int, verb: str, kind: str, name: str, because: str) -> AuditRecord:

@@ -66,7 +66,7 @@ class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     joined_with: str | UnsetType = UNSET
     #: Of the owner, as the provider named them at the login.
     groups: tuple[str, ...] | UnsetType = UNSET
-    #: The id of the token that it was rotated from.
+    #: The id of the first token in its line of rotations; absent in that one.
     replaces: str | UnsetType = UNSET
 
     @property
@@ -75,6 +75,16 @@ class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
         if self.node is not UNSET:
             return "join"
         return "invitation" if self.invitation is True else "token"
+
+    @property
+    def ends_at(self) -> int:
+        """When it expires or was revoked."""
+        return self.expires_at if self.revoked_at is None else min(self.expires_at, self.revoked_at)
+
+    @property
+    def first(self) -> str:
+        """The id of the first token in its line of rotations."""
+        return self.id if self.replaces is UNSET else self.replaces
 
 
 class BindingRecord(Struct, frozen=True, kw_only=True, rename="camel"):

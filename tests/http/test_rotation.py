@@ -108,6 +108,40 @@ def test_a_stolen_token_that_was_rotated_is_noticed_and_revoked_with_what_replac
     assert all(tokens[one["id"]].revoked_at is not None for one in (stolen, further))
 
 
+def test_a_line_of_rotations_is_revoked_even_if_one_in_it_is_forgotten(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access, first = desk.delegate.access, desk.made.record.id
+    second = access.rotate(first, ALICE, overlap_ms=30 * DAY).record.id
+    access.note_use(second)
+    third = access.rotate(second, ALICE, overlap_ms=0).record.id
+    access.note_use(third)
+    with monkeypatch.context() as patch:
+        patch.setattr("batchq.client.access_control._is_stale", lambda one, _: one.id == second)
+        access.create_token("bob", ROOT)
+    assert second not in access.state().tokens
+    with pytest.raises(Conflict, match=f"token {third} replaces it, and is in use"):
+        access.rotate(first, ALICE)
+    access.revoke_token(first, ROOT)
+    assert access.state().tokens[third].revoked_at is not None
+
+
+def test_a_user_who_creates_and_revokes_tokens_leaves_room_for_others(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchq.client.access_control.MOST_OF_ONE_USER", 3)
+    access = desk.delegate.access
+    made = [access.create_token("bob", ROOT).record.id for _ in range(3)]
+    for token in made:
+        access.revoke_token(token, ROOT)
+    for _ in range(4):
+        made.append(access.create_token("bob", ROOT).record.id)
+        access.revoke_token(made[-1], ROOT)
+    # The last three that ended before the last one was made, and that one.
+    assert [one for one in made if one in access.state().tokens] == made[3:]
+    assert desk.made.record.id in access.state().tokens
+
+
 def test_an_answer_that_was_lost_costs_nothing(desk: Desk) -> None:
     lost = rotated(desk.caller(), overlap="2h").data
     again = rotated(desk.caller(), overlap="2h").data

@@ -212,12 +212,12 @@ class AccessControl:
         """
         if not 1 <= days <= MOST_DAYS:
             raise InvalidInput(f"a token lasts 1 to {MOST_DAYS} days, found {days}")
-        of_account = ":" in owner
-        if of_account:
+        if ":" in owner:
             check_account(owner)
         return self._create(
-            owner, actor, days * DAY, scope=scope, note=note, because=because, of_account=of_account
-        )
+            owner, actor, days * DAY, scope=scope, note=note, because=because,
+            of_account=":" in owner,
+        )  # fmt: skip
 
     def invite(
         self,
@@ -347,9 +347,8 @@ class AccessControl:
         state, now_ms, used = self.state(), self._store.now_ms(), self.last_uses()
         record = _known(state, token)
         if record.kind != "token" or record.groups is not UNSET:
-            what = _WORDS[record.kind] or "token "
             raise InvalidInput(
-                f"{what}{token} of a login or for one use is not rotated",
+                f"token {token} of a login or for one use is not rotated",
                 hint="log in again, or ask for another one",
             )
         if record.revoked_at is not None or record.expires_at <= now_ms:

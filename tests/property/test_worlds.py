@@ -70,6 +70,7 @@ BROKEN_ONCE = {
     1040729: "victims of a pledge that ended counted for the guarantee of their queue",
     1121155: "the judge: a pod started before the victims of its pledge had ended, and the next pod"
     " of its group was pledged the same ones",
+    1146526: "the judge: a preemptor of an external victim counted nothing in the cluster",
 }
 BUSY_BROKEN_ONCE = {
     651785: "backfill went by a next pod that allocate had bound before",

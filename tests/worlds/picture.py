@@ -351,9 +351,14 @@ class Picture:
             above = self.parent(name)
             siblings = [one for one in self.children[above] if one != name]
             limit = dict(_limit_of_queue(self.queues[above])) if above in self.queues else {}
-            if above == ROOT:
-                limit = {**(self.limit(CLUSTER) or {}), **limit}
             used, own = used_in(above), used_in(name)
+            if above == ROOT:
+                # An external victim is in the ledger of the root, and not in the cluster's, where
+                # its preemptor therefore counts in full.
+                nodes = {} if nothing_is_used else self.used(CLUSTER, group)
+                of_nodes = self.limit(CLUSTER) or {}
+                used = {**used, **{one: nodes.get(one, 0) for one in of_nodes if one not in limit}}
+                limit = {**of_nodes, **limit}
             for one, units in charge.items():
                 committed = own.get(one, 0) + units + below.get(one, 0)
                 if not units or committed <= self.guarantee(name).get(one, 0):

@@ -22,8 +22,8 @@ from tests.worker.stage import WITHIN_S, Stage, frozen, is_alive, kill, members
 
 pytestmark = pytest.mark.e2e
 
-#: A child in the group, and one in a session of its own.
-FAMILY = "sleep 600 & setsid sleep 601 & echo $!; wait"
+#: A child in the group, and one in a session of its own, which says its pid once it is there.
+FAMILY = "sleep 600 & setsid sh -c 'echo $$; exec sleep 601' & wait"
 
 
 def test_processes_of_a_killed_work_horse_end_and_its_pod_is_evicted(stage: Stage) -> None:

@@ -121,7 +121,7 @@ def peers_of(group: PodGroup, pods: Mapping[str, Pod | None]) -> tuple[Peer, ...
             rank, uid = next(places)
             pod = pods.get(uid)
             if pod is None or pod.status.phase not in there or not pod.status.ports:
-                if not elastic or (not peers and _may_start(pod, group)):
+                if not elastic or (rank == 0 and _may_start(pod, group)):
                     return None
                 continue
             peer = Peer(

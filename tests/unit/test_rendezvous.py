@@ -419,6 +419,8 @@ def test_an_elastic_gang_waits_for_pod_0_unless_it_has_ended_for_good() -> None:
     assert ranks(pod0=PodPhase.BOUND) is None
     assert ranks(pod0=PodPhase.FAILED) == [1, 2, 3]
     assert ranks(pod0=None) == [1, 2, 3]
+    # It waits for no other pod.
+    assert ranks(pod0=PodPhase.SUCCEEDED, pod1=PodPhase.PENDING) == [2, 3]
 
 
 def test_torchrun_is_told_how_many_pods_an_elastic_gang_may_have_and_where_they_meet() -> None:

@@ -105,6 +105,16 @@ def test_changed_peers_replace_the_files_of_a_pod(files: RunFiles) -> None:
     assert Path(first.hosts).stat().st_ino == before
 
 
+def test_a_pod_that_makes_its_peers_file_huge_does_not_fill_the_memory_of_its_agent(
+    files: RunFiles,
+) -> None:
+    written = Path(files.write_peers("u-1-0", 1, [a_peer(0, 7_000)]).peers)
+    # A file with a hole takes no space, and reading it whole would take a terabyte of memory.
+    os.truncate(written, 1 << 40)
+    files.rewrite_peers("u-1-0", 1, [a_peer(0, 7_001)])
+    assert [peer["ports"] for peer in json.loads(written.read_text())] == [[7_001]]
+
+
 def test_peers_are_not_written_for_a_pod_that_has_no_files(files: RunFiles, tmp_path: Path) -> None:
     files.rewrite_peers("u-1-0", 1, [a_peer(0, 7_000)])
     assert list(tmp_path.iterdir()) == []

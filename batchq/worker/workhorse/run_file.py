@@ -189,7 +189,7 @@ class RunFiles:
         contents = {_HOSTS: hostfile_of(peers).encode(), _PEERS: peers_file_of(peers)}
         for suffix, data in contents.items():
             path, draft = Path(stem + suffix), Path(f"{stem}{suffix}{_DRAFT}")
-            if not path.exists() or path.read_bytes() == data:
+            if not path.exists() or _has(path, data):
                 continue
             draft.unlink(missing_ok=True)
             draft.write_bytes(data)
@@ -337,6 +337,12 @@ def state_and_start(pid: int) -> tuple[str, int | None]:
     if fields[0] in "ZXx":
         return fields[0], None
     return fields[0], int(fields[19]) * 1000 // os.sysconf("SC_CLK_TCK")
+
+
+def _has(path: Path, data: bytes) -> bool:
+    """Return whether a file has this content. Its owner may have made it of any size."""
+    with path.open("rb") as file:
+        return file.read(len(data) + 1) == data
 
 
 def _write(path: str, data: bytes) -> None:

@@ -239,10 +239,10 @@ _OF_PODS = frozenset({TargetKind.GROUPS})
 _READ_BY_PODS = _OF_PODS | {TargetKind.QUOTAS}
 _OF_CLUSTER_FOR_PODS = frozenset({TargetKind.QUEUES, TargetKind.NODES})
 _V, _S, _A, _O, _AUDITOR = AccessRole
-_GROUPS, _QUEUES, _NODES, _QUOTAS, _TOKENS, _BINDINGS, _CLUSTER_BINDINGS, _AUDIT = (
-    kind for kind in TargetKind if kind not in (TargetKind.USERS, TargetKind.SERVICE_ACCOUNTS)
+_GROUPS, _QUEUES, _NODES, _QUOTAS, _TOKENS, _BINDINGS, _CLUSTER_BINDINGS, _AUDIT, *_OTHERS = (
+    TargetKind
 )
-_USERS, _ACCOUNTS = TargetKind.USERS, TargetKind.SERVICE_ACCOUNTS
+_USERS, _ACCOUNTS = _OTHERS
 _CHANGING = AccessRule(roles=frozenset({_A, _O}), of_owner=frozenset({_S, _A}))
 _OPERATING = AccessRule(roles=frozenset({_O}))
 _ADMINISTRATING = AccessRule(roles=frozenset({_A, _O}))

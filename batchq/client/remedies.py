@@ -326,7 +326,7 @@ def _lacks_resources(session: Session, group: GroupState, verdict: Verdict) -> s
     return _one_of(
         f"wait until {_others(group)} end",
         _at_most(group, verdict, free),
-        *_reviving(session, group),
+        *_ways_with_nodes_away(session, group),
         "have nodes added",
     )
 
@@ -336,7 +336,7 @@ def _returning_nodes(session: Session, group: GroupState) -> str:
     if not missing_nodes(session, group):
         return ""
     away = nodes_away(session, gang_of(session, group))
-    ways = " and ".join(filter(None, _reviving(session, group)))
+    ways = " and ".join(filter(None, _ways_with_nodes_away(session, group)))
     return f"{ways}: {away.text()}, and the other nodes do not suffice even when empty"
 
 
@@ -349,7 +349,7 @@ def uncordon_command(names: Sequence[str]) -> str:
     return f"`batchq nodes uncordon {' '.join(names)}`"
 
 
-def _reviving(session: Session, group: GroupState) -> tuple[str, ...]:
+def _ways_with_nodes_away(session: Session, group: GroupState) -> tuple[str, ...]:
     """Return how to make cordoned nodes, and those that are not ready, take pods of the group."""
     if group.is_external:
         return ()

@@ -295,9 +295,20 @@ class AccessControl:
         if len(note) > _LONGEST_NOTE or note != printable(note):
             raise InvalidInput(f"note: expected a line of at most {_LONGEST_NOTE} characters")
         now_ms, state = self._store.now_ms(), self.state()
-        stale = [one for one in state.tokens.values() if _is_stale(one, now_ms)]
-        stale += _ended_long_ago(owner, state, now_ms)
-        self._refuse_too_many(owner, state, len(stale), now_ms)
+        # No user alone uses up the number of tokens that all may have.
+        too_many = state.ended_first(owner, MOST_OF_ONE_USER, now_ms)
+        stale = [one for one in state.tokens.values() if one in too_many or _is_stale(one, now_ms)]
+        over = {
+            one.field
+            for one in spent
+            if isinstance(one.after, TokenRecord) and one.after.ends_at <= now_ms
+        }
+        valid = [
+            one
+            for one in state.tokens.values()
+            if one.ends_at > now_ms and one.id not in over and one.node == node
+        ]
+        self._refuse_too_many(owner, valid, len(state.tokens) - len(stale))
         token = token or _new_id()
         secret = secrets.token_urlsafe(32)
         record = TokenRecord(
@@ -322,17 +333,14 @@ class AccessControl:
         records.forget_last_uses(self._link, [one.id for one in stale])
         return NewToken(token_text(kind, token, secret), record)
 
-    def _refuse_too_many(self, owner: str, state: AccessState, stale: int, now_ms: int) -> None:
-        own = sum(
-            one.owner == owner and one.revoked_at is None and one.expires_at > now_ms
-            for one in state.tokens.values()
-        )
+    def _refuse_too_many(self, owner: str, valid: Iterable[TokenRecord], kept: int) -> None:
+        own = sum(one.owner == owner for one in valid)
         if own >= MOST_OF_ONE_USER:
             raise Rejected(
                 f"{title_of(owner)} has {counted(own, 'token')}, which is the most there may be",
                 hint="revoke those that are not used: `batchq token list`",
             )
-        if len(state.tokens) - stale >= MOST_OF_ALL:
+        if kept >= MOST_OF_ALL:
             raise Rejected(f"there are {MOST_OF_ALL} tokens, which is the most there may be")
 
     def rotate(self, token: str, actor: Actor, *, overlap_ms: int = DAY) -> NewToken:
@@ -355,7 +363,7 @@ class AccessControl:
             raise Conflict(f"token {token} is not valid any more", hint="ask for another one")
         if not 0 <= overlap_ms <= MOST_DAYS * DAY:
             raise InvalidInput(f"overlap: expected 0s to {MOST_DAYS}d")
-        former = [one for one in _successors(state, record) if one.revoked_at is None]
+        former = [one for one in state.successors(record) if one.revoked_at is None]
         for one in former:
             if one.id in used:
                 raise Conflict(
@@ -392,7 +400,7 @@ class AccessControl:
         name = f"{_WORDS[record.kind]}{token} {_of(record.owner, record.node)}"
         audit = _audit(actor, now_ms, "delete", "tokens", name, because)
         changes = [FieldChange(field=token, before=record, after=revoked)]
-        valid = [one for one in _successors(state, record) if one.revoked_at is None]
+        valid = [one for one in state.successors(record) if one.revoked_at is None]
         changes += _revocations(valid, now_ms)
         records.write_access(self._link, audit, changes, of_bindings=False)
         return revoked
@@ -501,18 +509,25 @@ class AccessControl:
         Raises NotFound if it has neither, Conflict, StoreUnavailable.
         """
         check_account(account)
-        state, now_ms = self.state(), self._store.now_ms()
-        found = {one.name: one for one in service_accounts(state, now_ms)}.get(account)
-        if found is None:
+        had: ServiceAccount | None = None
+        # Again until nothing is left: a token may be created meanwhile.
+        while (found := self._account(account)) is not None:
+            now_ms = self._store.now_ms()
+            audit = _audit(actor, now_ms, "delete", "service-accounts", account, because)
+            changes = _revocations(found.tokens, now_ms)
+            records.write_access(self._link, audit, changes, of_bindings=False)
+            for one in found.roles:
+                self.withdraw(one.binding, actor, because=because)
+            had = had or found
+        if had is None:
             raise NotFound(
                 f"there is no service account {account}", hint="see `batchq access accounts`"
             )
-        audit = _audit(actor, now_ms, "delete", "service-accounts", account, because)
-        changes = _revocations(found.tokens, now_ms)
-        records.write_access(self._link, audit, changes, of_bindings=False)
-        for one in found.roles:
-            self.withdraw(one.binding, actor, because=because)
-        return found
+        return had
+
+    def _account(self, name: str) -> ServiceAccount | None:
+        found = service_accounts(self.state(), self._store.now_ms())
+        return next((one for one in found if one.name == name), None)
 
     def record(
         self,
@@ -554,15 +569,6 @@ def _known(state: AccessState, token: str) -> TokenRecord:
     return record
 
 
-def _successors(state: AccessState, record: TokenRecord) -> list[TokenRecord]:
-    """Return the tokens that were made later in a token's line of rotations."""
-    return [
-        one
-        for one in state.tokens.values()
-        if one.replaces == record.first and one.id != record.id and one.made_at >= record.made_at
-    ]
-
-
 def _revocations(tokens: Iterable[TokenRecord], now_ms: int) -> list[FieldChange]:
     return [
         FieldChange(field=one.id, before=one, after=structs.replace(one, revoked_at=now_ms))
@@ -583,21 +589,6 @@ def _id_of(proof: str) -> str:
         number, place = divmod(number, len(_ALPHABET))
         letters.append(_ALPHABET[place])
     return "".join(letters)
-
-
-def _ended_long_ago(owner: str, state: AccessState, now_ms: int) -> list[TokenRecord]:
-    """Return the tokens of a user that ended first, if more are kept than one user may have: a
-    user who creates and revokes tokens must not use up the number that all may have.
-    """
-    ended = [
-        one
-        for one in state.tokens.values()
-        if one.owner == owner
-        and one.kind == "token"
-        and not _is_stale(one, now_ms)
-        and one.ends_at <= now_ms
-    ]
-    return sorted(ended, key=lambda one: one.ends_at)[: max(0, len(ended) - MOST_OF_ONE_USER)]
 
 
 def _is_stale(record: TokenRecord, now_ms: int) -> bool:

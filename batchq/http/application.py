@@ -73,6 +73,7 @@ from batchq.http.problems import (
     PROBLEM_JSON,
     ApiProblem,
     bad_request,
+    not_ready,
     problem_of,
     too_large,
     too_many,
@@ -232,8 +233,8 @@ class ApiApplication:
         name = request.headers.get(IMPERSONATED)
         if name is not None:
             call = await self._in_the_name_of(name, call, request)
-        if identity.via == "token" and self._book.is_use_due(identity.token):
-            self._pool.submit(_note_use, call)
+        if identity.via == "token":
+            await self._note_use(call)
         try:
             answer = await self._decided(route, call)
         except ApiProblem as problem:
@@ -289,6 +290,16 @@ class ApiApplication:
         identity = self._settings.accounts.identity_of(peer)
         self._accounts[peer.uid] = now + _ACCOUNT_S, identity
         return identity
+
+    async def _note_use(self, call: ApiCall) -> None:
+        """Record the use of the caller's token; before the answer if its rotation depends on it."""
+        token = call.identity.token
+        is_first = self._book.is_first_use_of_successor(token)
+        if not self._book.is_use_due(token):
+            return
+        noted = self._pool.submit(_is_noted, call)
+        if is_first and not await asyncio.wrap_future(noted):
+            raise not_ready("the first use of this token cannot be recorded")
 
     async def _in_the_name_of(self, name: str, call: ApiCall, request: Request) -> ApiCall:
         """Return a call as one of another user. Raises ApiProblem if the caller may not do so."""
@@ -507,10 +518,14 @@ def _too_many_failures(wait_s: float) -> ApiProblem:
     return too_many("too many wrong tokens came from this address", retry_s=wait_s)
 
 
-def _note_use(call: ApiCall) -> None:
-    # Losing this costs a minute of the list's last column.
-    with suppress(BatchqError):
+def _is_noted(call: ApiCall) -> bool:
+    """Record the use of a token, and return whether that was possible."""
+    try:
         call.delegate.access.note_use(call.identity.token)
+    except BatchqError:
+        call.context.book.forget_use(call.identity.token)
+        return False
+    return True
 
 
 def _run_endpoint(route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from batchq.api.access import (
+    HIDDEN,
     AccessDecision,
     Binding,
     Identity,
@@ -26,6 +27,7 @@ from batchq.api.access import (
     Visibility,
     bindings_of,
     decide,
+    seen,
     without_names,
 )
 from batchq.api.objects import PodGroup, key_of
@@ -362,6 +364,28 @@ class ApiCall:
             raise no_such_group(namespace, name)
         self.require_of(found)
         return found
+
+    def check_hidden_parts(self, stored: PodGroup, item: PodGroup) -> None:
+        """Refuse a change of a group whose output the caller may not read, if it shares the output,
+        or writes back what the caller was shown instead of a value or of the spec.
+        """
+        tier = self.tier_of(stored)
+        if tier is Tier.OUTPUT:
+            return
+        title, shown = f"PodGroup {key_of(stored)}", tier or Tier.FACTS
+        if item.spec.share != stored.spec.share:
+            raise forbidden(
+                f"{title}: only those who may read its output decide who else may (spec.share)"
+            )
+        is_partial = any(HIDDEN in task.template.env.values() for task in item.spec.tasks)
+        if shown is Tier.FACTS and seen(stored, shown).spec != stored.spec:
+            is_partial = is_partial or seen(item, shown).spec == item.spec
+        if is_partial:
+            raise forbidden(
+                f"{title}: you are shown a part of its spec only, and this manifest would remove"
+                " the rest",
+                hint="apply the manifest that it was submitted with, changed",
+            )
 
     def meant_group(self) -> PodGroup:
         """Return the group of the path; not another of the name, if the caller says its uid."""

@@ -303,6 +303,17 @@ class AccessBook:
         self._noted_at[token] = now
         return True
 
+    def is_first_use_of_successor(self, token: str) -> bool:
+        """Return whether the use must be recorded before it is answered: a token that was rotated
+        can be rotated again until the use of its successor is known.
+        """
+        record = self._state.tokens.get(token)
+        return token not in self._noted_at and record is not None and record.replaces is not UNSET
+
+    def forget_use(self, token: str) -> None:
+        """Have the next use of a token recorded, because this one could not be."""
+        self._noted_at.pop(token, None)
+
     def _refuse_if_stale(self) -> None:
         if self._read_at is None or monotonic() - self._read_at > STALE_S:
             raise not_ready("the tokens cannot be read: the server does not answer")

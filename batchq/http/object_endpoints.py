@@ -299,6 +299,8 @@ def _permit(call: ApiCall, change: Verb = Verb.UPDATE) -> Permit:
             raise forbidden(decision.because)
         if isinstance(item, PodGroup) and change is not Verb.DELETE:
             call.check_pod_tokens(item.spec.token)
+            if stored is not None:
+                call.check_hidden_parts(stored, item)
         call.allowed_by = decision.because
 
     return permit

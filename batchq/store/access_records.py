@@ -132,6 +132,25 @@ class AccessState(Struct, frozen=True, kw_only=True):
     tokens: dict[str, TokenRecord] = {}
     bindings: dict[str, BindingRecord] = {}
 
+    def ended_first(self, owner: str, kept: int, now_ms: int) -> list[TokenRecord]:
+        """Return the tokens of a user that ended first, without the last `kept` ones."""
+        ended = [
+            one
+            for one in self.tokens.values()
+            if one.owner == owner and one.kind == "token" and one.ends_at <= now_ms
+        ]
+        return sorted(ended, key=lambda one: one.ends_at)[: max(0, len(ended) - kept)]
+
+    def successors(self, record: TokenRecord) -> list[TokenRecord]:
+        """Return the tokens that were made later in a token's line of rotations."""
+        # All others follow the first, even if the clock has been set back since.
+        since = 0 if record.first == record.id else record.made_at
+        return [
+            one
+            for one in self.tokens.values()
+            if one.replaces == record.first and one.id != record.id and one.made_at >= since
+        ]
+
 
 class ServiceAccount(NamedTuple):
     """A service account: its roles, and its tokens that are valid."""

@@ -12,8 +12,9 @@ import pytest
 
 from batchq.api.access import Scope, Verb, parse_binding
 from batchq.api.times import DAY, HOUR
-from batchq.client.access_control import Actor, Delegate, NewToken
-from batchq.errors import Conflict, InvalidInput
+from batchq.client.access_control import AccessControl, Actor, Delegate, NewToken
+from batchq.errors import Conflict, InvalidInput, Rejected, StoreUnavailable
+from batchq.store.redis import RedisStore
 from tests.cli.conftest import run
 from tests.client.stage import Stage
 from tests.harness.server import Server
@@ -140,6 +141,47 @@ def test_a_user_who_creates_and_revokes_tokens_leaves_room_for_others(
     # The last three that ended before the last one was made, and that one.
     assert [one for one in made if one in access.state().tokens] == made[3:]
     assert desk.made.record.id in access.state().tokens
+
+
+def test_a_line_of_rotations_is_revoked_even_if_the_clock_was_set_back(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access, first = desk.delegate.access, desk.made.record.id
+    now_ms = RedisStore.now_ms
+    with monkeypatch.context() as patch:
+        patch.setattr(RedisStore, "now_ms", lambda store: now_ms(store) - 5_000)
+        new = access.rotate(first, ALICE).record.id
+    access.revoke_token(first, ROOT)
+    assert access.state().tokens[new].revoked_at is not None
+
+
+def test_a_successor_is_answered_only_if_its_use_is_known(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the holder of the former token could replace a token that is in use."""
+    new = desk.caller(rotated(desk.caller()).data["token"])
+
+    def fail(access: AccessControl, token: str) -> None:
+        raise StoreUnavailable("the server does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AccessControl, "note_use", fail)
+        refused = new("GET", "/v1/me")
+    assert (refused.status, refused.data["detail"]) == (
+        503,
+        "the first use of this token cannot be recorded",
+    )
+    assert new("GET", "/v1/me").status == 200
+    assert rotated(desk.caller()).status == 409
+
+
+def test_a_user_with_all_tokens_that_one_may_have_rotates_one_without_an_overlap(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchq.client.access_control.MOST_OF_ONE_USER", 1)
+    with pytest.raises(Rejected, match="user alice has 1 token, which is the most"):
+        desk.delegate.access.rotate(desk.made.record.id, ALICE)
+    desk.delegate.access.rotate(desk.made.record.id, ALICE, overlap_ms=0)
 
 
 def test_an_answer_that_was_lost_costs_nothing(desk: Desk) -> None:

@@ -133,15 +133,29 @@ def test_the_scope_of_the_admins_token_bounds_the_tokens_that_it_makes(lab: Lab)
     assert with_scope(Scope(namespaces=("cv",)))("POST", TOKENS, {}).status == 403
 
 
-def test_an_account_makes_no_tokens_of_its_own_even_as_an_admin(lab: Lab) -> None:
+def test_an_account_makes_no_tokens_even_as_an_admin(lab: Lab) -> None:
+    """Otherwise another account would outlast the revocation of a stolen token."""
     lab.ada("POST", "/v1/bindings", SUBMITTER | {"role": "admin"})
     _, ci = lab.account()
-    refused = ci("POST", TOKENS, {})
-    assert (refused.status, refused.data["detail"]) == (
-        403,
-        "a token cannot create tokens of its owner",
-    )
-    assert ci("POST", f"{ACCOUNTS}/nightly/tokens", {}).status == 201
+    for path in (TOKENS, f"{ACCOUNTS}/nightly/tokens"):
+        refused = ci("POST", path, {})
+        assert (refused.status, refused.data["detail"]) == (
+            403,
+            "a service account cannot create tokens",
+        )
+
+
+def test_a_token_that_is_made_while_its_account_is_deleted_is_revoked_too(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.account()
+    access = lab.delegate.access
+    states = [access.state()]
+    made = access.create_token("ml:ci", ROOT).record.id
+    read = access.state
+    monkeypatch.setattr(access, "state", lambda: states.pop() if states else read())
+    access.delete_account("ml:ci", ROOT)
+    assert read().tokens[made].revoked_at is not None
 
 
 def test_an_account_is_no_user(lab: Lab) -> None:
@@ -161,7 +175,20 @@ def test_join_tokens_are_none_of_an_admin_of_a_namespace_called_node(lab: Lab) -
     joined = lab.delegate.access.invite_node("gpu1", ROOT).record
     assert lab.ada("DELETE", f"/v1/tokens/{joined.id}").status == 404
     assert lab.ada("GET", "/v1/namespaces/node/service-accounts").data["items"] == []
-    assert joined.id not in [one["id"] for one in lab.ada("GET", "/v1/tokens").data["items"]]
+    # An account with the name that the owner of the join token has.
+    made = lab.ada("POST", "/v1/namespaces/node/service-accounts/gpu1/tokens", {})
+    account = lab.api.caller(made.data["token"])
+    assert account("DELETE", f"/v1/tokens/{joined.id}").status == 404
+    for caller in (lab.ada, account):
+        assert joined.id not in [one["id"] for one in caller("GET", "/v1/tokens").data["items"]]
+
+
+def test_tokens_of_an_account_leave_room_for_join_tokens(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchq.client.access_control.MOST_OF_ONE_USER", 1)
+    lab.delegate.access.create_token("node:gpu1", ROOT)
+    assert lab.delegate.access.invite_node("gpu1", ROOT).record.node == "gpu1"
 
 
 @pytest.mark.parametrize("name", ["CI", "a b", "x" * 64, "a:b"])

@@ -154,6 +154,41 @@ def test_the_owner_shares_output_with_the_namespace_and_with_no_other(
     assert vera("POST", f"{ML}/train/cancel").status in (403, 404)
 
 
+def test_an_operator_neither_shares_nor_overwrites_what_is_hidden(lab: Lab) -> None:
+    lab.bind("user:ben", "submitter", "ml")
+    lab.bind("user:olga", "operator", "*")
+    lab.bind("user:otto", "operator", "*")
+    lab.bind("user:olga", "viewer", "ml")
+    ben, olga, otto = (lab.user(name) for name in ("ben", "olga", "otto"))
+    written = manifest("train")
+    written["metadata"]["namespace"] = "ml"
+    # Where operators oversee all groups, a viewer's sight adds the spec.
+    ben("POST", ML, written)
+
+    def applied(caller: Caller, document: dict[str, Any]) -> tuple[int, str]:
+        got = caller("POST", "/v1/requests", {"verb": "apply", "objects": [document]})
+        return got.status, got.data.get("detail", "")
+
+    shared = {**written, "spec": {**written["spec"], "share": "namespace"}}
+    status, sentence = applied(olga, shared)
+    assert (status, "only those who may read its output decide who else may" in sentence) == (
+        403,
+        True,
+    )
+    for caller in (olga, otto):
+        shown = caller("GET", f"{ML}/train").data
+        shown["spec"]["priorityClassName"] = ""
+        status, sentence = applied(caller, shown)
+        assert (status, "this manifest would remove the rest" in sentence) == (403, True)
+    assert olga("GET", f"{ML}/train/logs").status == 403
+    template = ben("GET", f"{ML}/train").data["spec"]["tasks"][0]["template"]
+    assert (template["env"], template["command"]) == (
+        {"KEY": "secret of train"},
+        ["echo", "words of train"],
+    )
+    assert applied(ben, shared)[0] == 200
+
+
 def test_a_role_that_is_taken_away_is_gone_with_the_next_request(lab: Lab) -> None:
     lab.bind("user:alice", "submitter", "ml")
     alice = lab.user("alice")

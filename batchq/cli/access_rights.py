@@ -562,9 +562,11 @@ def list_tokens(shared: Globals, user: str, output: Output) -> None:
 def rotate(shared: Globals, token: str | None, overlap: str, output: Output) -> None:
     """Replace a token by a new one of the same user, scope and length.
 
-    Without ID it is the token with which you use the API: that of `batchq login` is replaced where
-    it is kept, and another one is printed. With ID the Redis server itself is used, and the new
-    token is printed. A token is rotated once; `batchq token revoke` of it revokes the new one, too.
+    Without ID, this is the token with which you use the API. The new one takes the place of the
+    token that `batchq login` has kept; if you use another one, the new one is printed. With ID, the
+    command uses the Redis server itself, and prints the new token.
+
+    A token is rotated once. `batchq token revoke` of it revokes the new one, too.
     """
     if token is None:
         _rotate_own(shared, overlap, output)

@@ -38,6 +38,10 @@ PORTS_ANNOTATION = "batchq/ports"
 #: Under which accounts the pods of a node run: `owner`, `root`, or `uid 1000`, the agent's own.
 RUN_AS_ANNOTATION = "batchq/run-as"
 
+#: How the names of the abstract unix sockets begin by which an API recognises the accounts of the
+#: agents of its own machine.
+AGENT_SOCKET = "batchq-agent/"
+
 #: The longest message about an attempt's end, in characters.
 LONGEST_MESSAGE = 2_000
 

@@ -68,8 +68,14 @@ _PACKAGES = ("starlette", "uvicorn", "httptools", "h11", "anyio")
     "agent_users",
     multiple=True,
     metavar="USER",
-    help="An account that runs agents on this machine; repeatable. Its processes, and so all its"
-    " pods, need a token on the socket, too.",
+    help="An account that runs pods on this machine; repeatable. Its processes need a token on the"
+    " socket, too. Agents of this machine are found without it, except those in containers.",
+)
+@click.option(
+    "--one-account",
+    is_flag=True,
+    help="This account and all groups that agents run under it are one person's, as in `batchq up`:"
+    " its pods are operators on the socket.",
 )
 @click.option(
     "--signing-key",
@@ -140,6 +146,7 @@ def api(
     behind_proxy: bool,
     names: tuple[str, ...],
     agent_users: tuple[str, ...],
+    one_account: bool,
     signing_key: Path | None,
     visibility: str,
     registrar: str | None,
@@ -192,6 +199,7 @@ def api(
         behind_proxy=behind_proxy,
         names=names,
         agent_uids=frozenset(_uid(name) for name in agent_users),
+        is_one_account=one_account,
         visibility=Visibility(visibility),
         registrar=None if registrar is None else _socket("--registrar", registrar),
         oidc=oidc,

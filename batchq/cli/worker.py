@@ -149,6 +149,12 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
     help="With --run-as owner: the account of the agent itself. No pod runs under it.",
 )
 @click.option(
+    "--one-account",
+    is_flag=True,
+    help="This account and its groups are one person's, as in `batchq up`: its pods may act as that"
+    " person on the socket of an HTTP API.",
+)
+@click.option(
     "--signing-key",
     type=_FILE,
     envvar="BATCHQ_SIGNING_KEY",
@@ -229,6 +235,7 @@ def worker(
     address: str | None,
     run_as: str,
     agent_user: str,
+    one_account: bool,
     signing_key: Path | None,
     user_map: Path | None,
     unsigned_as: str,
@@ -281,6 +288,7 @@ def worker(
             if run_as == "owner"
             else None
         ),
+        is_one_account=one_account,
     )
     if settings.accounts is not None:
         settle(settings.accounts, home)

@@ -410,7 +410,7 @@ class _Launch:
         `with_api`: pods with a token use the API of this stack.
         """
         running = {_node_of(record) for record in _running_agents(self._home)}
-        worker = ["worker", "--drain-timeout", f"{STOPPED_AFTER_S:.0f}s"]
+        worker = ["worker", "--one-account", "--drain-timeout", f"{STOPPED_AFTER_S:.0f}s"]
         if with_api:
             worker += ["--api-server", f"unix:{self._home.api_socket}"]
         return [
@@ -434,7 +434,7 @@ class _Launch:
             # The child of a killed API process is ending.
             time.sleep(_POLL_S)
         return self._find_or_start(
-            _API, [_API, "--supervised", "--listen", address], {"address": address}
+            _API, [_API, "--supervised", "--one-account", "--listen", address], {"address": address}
         )
 
     def is_api_ready(self) -> bool:

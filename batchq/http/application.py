@@ -32,6 +32,7 @@ from batchq.client.node_users import NodeRegistrar
 from batchq.client.requests import RecentQueues
 from batchq.errors import BatchqError
 from batchq.http.access_endpoints import record_refusal, record_use
+from batchq.http.agent_accounts import LOOK_EVERY_S
 from batchq.http.calls import (
     EVENT_STREAM,
     JSON,
@@ -277,9 +278,9 @@ class ApiApplication:
             raise unauthenticated("expected a join token", hint="Authorization: Bearer bqj_…")
         if peer is None:
             raise unauthenticated("expected a token", hint="Authorization: Bearer bqt_…")
-        return self._account(peer)
+        return await self._account(peer)
 
-    def _account(self, peer: SocketPeer) -> Identity:
+    async def _account(self, peer: SocketPeer) -> Identity:
         """Return the identity behind a socket; the system's files are read once a second."""
         now = monotonic()
         known = self._accounts.get(peer.uid)
@@ -287,7 +288,9 @@ class ApiApplication:
             return known[1]
         if len(self._accounts) >= MOST_REMEMBERED:
             self._accounts.clear()
-        identity = self._settings.accounts.identity_of(peer)
+        accounts = self._settings.accounts
+        await asyncio.get_running_loop().run_in_executor(self._pool, accounts.agents.look)
+        identity = accounts.identity_of(peer)
         self._accounts[peer.uid] = now + _ACCOUNT_S, identity
         return identity
 
@@ -412,8 +415,12 @@ class ApiApplication:
     async def _keep_book(self) -> None:
         """Renew the book of tokens and bindings on and on."""
         loop = asyncio.get_running_loop()
-        is_renewed = True
+        is_renewed, look_at = True, 0.0
         while True:
+            if (now := monotonic()) >= look_at:
+                # A pod that kills its agent is known by then.
+                await loop.run_in_executor(self._pool, self._settings.accounts.agents.look)
+                look_at = now + LOOK_EVERY_S
             try:
                 await loop.run_in_executor(self._pool, self._renew_book)
                 is_renewed = True

@@ -43,6 +43,7 @@ from batchq.api.access import (
 )
 from batchq.api.node_report import PodAttempt
 from batchq.client.access_control import AccessControl, AccessState, PodHold, TokenRecord
+from batchq.http.agent_accounts import AgentAccounts
 from batchq.http.problems import ApiProblem, bad_request, forbidden, not_ready, unauthenticated
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -60,18 +61,21 @@ class SocketPeer(NamedTuple):
 class SocketAccounts(Struct, frozen=True, kw_only=True):
     """What the socket makes of the accounts of this machine.
 
-    `server_uid` runs the API. `agent_uids` run pods.
+    `server_uid` runs the API. `agents` are accounts that run pods. `is_one_account`: pods that run
+    under the account of the API are its owner's, who accepts them.
     """
 
     server_uid: int
-    agent_uids: frozenset[int] = frozenset()
+    agents: AgentAccounts
+    is_one_account: bool = False
 
     def identity_of(self, peer: SocketPeer) -> Identity:
         """Return the identity of a process. Raises ApiProblem for an agent's account."""
-        if peer.uid in self.agent_uids:
+        is_accepted = self.is_one_account and peer.uid == self.server_uid
+        if peer.uid in self.agents and not is_accepted:
             raise unauthenticated(
                 f"account {account_name(peer.uid)} runs pods, and the socket knows no users of it",
-                hint="use a token",
+                hint="use a token, or run agents of this machine under another account",
             )
         return self._identity(account_name(peer.uid), peer.uid)
 

@@ -23,6 +23,7 @@ from batchq.client import Client
 from batchq.client.access_control import Delegate
 from batchq.client.node_users import NodeRegistrar
 from batchq.errors import Conflict, InvalidInput
+from batchq.http.agent_accounts import AgentAccounts
 from batchq.http.application import ApiApplication, ApiSettings
 from batchq.http.calls import GroupTable
 from batchq.http.connections import (
@@ -99,6 +100,8 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
     #: Accounts under which agents of this machine run pods.
     agent_uids: frozenset[int] = frozenset()
+    #: Whether pods that run under the account of the API are of the person whose account it is.
+    is_one_account: bool = False
     visibility: Visibility = Visibility.OPEN
     #: The socket of `batchq registrar`.
     registrar: Path | None = None
@@ -130,6 +133,21 @@ def check_options(options: ServeOptions) -> None:
         )
 
 
+def _check_account(options: ServeOptions, agents: AgentAccounts) -> None:
+    """Raise InvalidInput if pods of this machine would be this account on a socket."""
+    has_socket = any(address.path for address in options.listen)
+    if options.is_one_account or not has_socket:
+        return
+    agents.look()
+    if os.getuid() in agents:
+        raise InvalidInput(
+            f"account {account_name(os.getuid())} runs this API, and also an agent of this"
+            " machine: on the socket, its pods would be operators",
+            hint="run the API under an account of its own; or say --one-account, if all that runs"
+            " under this account is one person's",
+        )
+
+
 class ApiServer:
     """An API that listens from its creation on, and answers in `run`.
 
@@ -144,10 +162,14 @@ class ApiServer:
         why: Callable[[Client, str], object],
         table: GroupTable,
     ) -> None:
+        agents = AgentAccounts(options.agent_uids)
         check_options(options)
+        _check_account(options, agents)
         hosts = [_host_name(address) for address in options.listen if address.host]
         settings = ApiSettings(
-            accounts=SocketAccounts(server_uid=os.getuid(), agent_uids=options.agent_uids),
+            accounts=SocketAccounts(
+                server_uid=os.getuid(), agents=agents, is_one_account=options.is_one_account
+            ),
             names=(*options.names, *hosts),
             visibility=options.visibility,
             behind_proxy=options.behind_proxy,

@@ -41,7 +41,7 @@ from tests.harness.terminals import Terminal
 from tests.http.api_process import ApiProcess
 from tests.http.manifests import groups_of, manifest
 from tests.worker import escape_artist
-from tests.worker.stage import is_alive
+from tests.worker.stage import announced_sockets, is_alive
 
 #: The agent's account, and those of the owners alice and bob.
 AGENT, ALICE, BOB = "daemon", "nobody", "games"
@@ -312,6 +312,8 @@ def test_no_owner_reaches_pods_of_another_or_the_agent(
     site: Site, client: Client, containment: str
 ) -> None:
     agent = site.start_agent("--containment", containment)
+    # Its own account runs no pods.
+    assert announced_sockets(agent.pid) == []
     secret = site.file("secret", "of alice", 0o600)
     os.chown(secret, account(ALICE).pw_uid, account(ALICE).pw_gid)
     victim = shell(

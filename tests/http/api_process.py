@@ -121,6 +121,8 @@ class RunningApi:
     """An API in this process, on a socket and on a port of 127.0.0.1; a context manager."""
 
     def __init__(self, url: str, **options: Any) -> None:
+        # Agents of other tests run under this account, too.
+        options.setdefault("is_one_account", True)
         self._folder = tempfile.TemporaryDirectory(prefix="bq")
         self.socket = Path(self._folder.name, "api")
         listen = (
@@ -164,7 +166,7 @@ class ApiProcess:
         self.socket, self.log = folder / "api", folder / "log"
         self._words = [
             *(sys.executable, "-m", "batchq.cli", "--redis-url", url, "api"),
-            *("--listen", f"unix:{self.socket}", *options),
+            *("--listen", f"unix:{self.socket}", "--one-account", *options),
         ]
         self.process: subprocess.Popen[bytes] | None = None
 

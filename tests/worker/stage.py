@@ -18,7 +18,7 @@ import psutil
 import redis
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.node_report import subject_of_pod
+from batchq.api.node_report import AGENT_SOCKET, subject_of_pod
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus
 from batchq.api.resources import ONE_POD
 from batchq.api.transaction import Charge, Delivery, Transaction, Write, fence_of, node_scope
@@ -286,6 +286,17 @@ def _entering(cgroup: Path | None) -> list[str]:
     if cgroup is None:
         return []
     return ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(cgroup)]
+
+
+def announced_sockets(pid: int) -> list[str]:
+    """Return the names of the abstract sockets by which an agent announces its account."""
+    held = {str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir() if one.is_symlink()}
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return [
+        words[-1]
+        for words in lines
+        if words[-1].startswith(f"@{AGENT_SOCKET}") and f"socket:[{words[6]}]" in held
+    ]
 
 
 def members(group: int) -> list[int]:

@@ -17,7 +17,7 @@ from batchq.worker.workhorse.run_file import RunFiles
 from tests.daemon.waiting import until
 from tests.harness.proxy import ControlledProxy
 from tests.harness.server import Server
-from tests.worker.stage import WITHIN_S, Stage, members
+from tests.worker.stage import WITHIN_S, Stage, announced_sockets, members
 
 pytestmark = pytest.mark.e2e
 
@@ -43,6 +43,11 @@ def test_an_agent_makes_its_machine_a_ready_node_with_its_capacity(stage: Stage)
         "memory": 8589934592,
         "pods": 110_000,
     }
+
+
+def test_an_agent_announces_its_account_unless_that_is_one_persons(stage: Stage) -> None:
+    assert len(announced_sockets(stage.start_agent().pid)) == 1
+    assert announced_sockets(stage.start_agent("mine", is_one_account=True).pid) == []
 
 
 @pytest.mark.parametrize(

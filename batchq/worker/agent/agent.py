@@ -90,6 +90,7 @@ from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener
 from batchq.worker.host import containment, node_resources, processes
 from batchq.worker.host.accounts import PodAccounts, announced
+from batchq.worker.host.announcement import Announcement
 from batchq.worker.host.containment import Containment
 from batchq.worker.host.device_pool import own_devices
 from batchq.worker.host.gpu_tools import DeviceCheck
@@ -189,6 +190,8 @@ class Agent:
         """
         processes.require()
         self._run_as = announced(self._settings.accounts)
+        is_wanted = self._settings.accounts is None and not self._settings.is_one_account
+        self._announcement = Announcement(is_wanted=is_wanted)
         self._signals.install()
         store = open_when_up(self._settings.url, pause=self._pause)
         if store is None:
@@ -205,6 +208,7 @@ class Agent:
                 self._end()
         finally:
             self._signals.close()
+            self._announcement.close()
             self._files.release()
             self._ports.keep()
             self._devices.close()
@@ -300,6 +304,7 @@ class Agent:
                 self._settle_all: _SETTLE_MS,
                 self._reconcile: _RECONCILE_MS,
                 self._collect_orphans: _ORPHANS_MS,
+                self._announcement.answer: _ORPHANS_MS,
                 self._rq_heartbeat: HEARTBEAT_S * SECOND,
                 self._slots.clean: _RQ_CLEAN_MS,
                 self._prune_logs: HOUR,
@@ -789,3 +794,5 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     gpu_env: Literal["index", "uuid"] = "index"
     #: How to find the account that runs a pod; None: the agent's own runs all.
     accounts: PodAccounts | None = None
+    #: Whether pods may be this account on the socket of an HTTP API.
+    is_one_account: bool = False

@@ -1,0 +1,171 @@
+"""The accounts of this machine's agents, which the API does not accept on its socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from secrets import token_hex
+
+import pytest
+from click.testing import CliRunner
+
+from batchq.api.node_report import AGENT_SOCKET
+from batchq.cli.main import main
+from batchq.http import agent_accounts
+from batchq.http.agent_accounts import AgentAccounts
+from batchq.worker.host.announcement import Announcement
+from tests.client.stage import Stage
+from tests.e2e.test_two_users import OTHER_USER, as_other_user, public_python
+from tests.harness.server import Server
+from tests.http.api_process import ApiProcess
+from tests.http.test_doors import ASK
+
+LISTEN = """
+import socket, sys
+listening = socket.socket(socket.AF_UNIX)
+listening.bind("\\0" + sys.argv[1])
+if sys.argv[2] == "listens":
+    listening.listen(1)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+@contextmanager
+def agent_of_another_user(name: str, does: str = "listens") -> Iterator[None]:
+    """Another user's process with an agent's socket."""
+    process = subprocess.Popen(
+        [public_python(), "-c", LISTEN, name, does],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd="/",
+        user=OTHER_USER,
+        group=OTHER_USER,
+        extra_groups=[],
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            yield
+        finally:
+            process.communicate()
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A prefix that the agents of other tests do not have."""
+    return f"test-{token_hex(8)}/"
+
+
+@AS_ROOT
+def test_a_pod_of_another_accounts_agent_is_refused_on_the_socket(
+    server: Server, stage: Stage
+) -> None:
+    with ApiProcess(server.url) as process:
+        ask = [public_python(), "-c", ASK, str(process.socket), "/v1/me"]
+        assert as_other_user(ask, "").stdout.startswith("200 ")
+        with agent_of_another_user(f"{AGENT_SOCKET}{token_hex(16)}"):
+            for _ in range(100):
+                refused = as_other_user(ask, "").stdout
+                if refused.startswith("401 "):
+                    break
+        assert refused.startswith("401 ")
+        assert "account nobody runs pods" in refused
+        # The agent has ended: its pods may have killed it.
+        assert as_other_user(ask, "").stdout.startswith("401 ")
+        assert process.caller()("GET", "/v1/me").status == 200
+
+
+@AS_ROOT
+def test_an_account_announces_itself_alone(prefix: str) -> None:
+    accounts = AgentAccounts(prefix=prefix)
+    with agent_of_another_user(f"{prefix}{token_hex(16)}"):
+        accounts.look()
+    assert OTHER_USER in accounts
+    assert os.getuid() not in accounts
+
+
+@AS_ROOT
+def test_a_socket_that_does_not_listen_announces_no_one(prefix: str) -> None:
+    accounts = AgentAccounts(prefix=prefix)
+    with agent_of_another_user(f"{prefix}{token_hex(16)}", "binds"):
+        accounts.look()
+    assert OTHER_USER not in accounts
+
+
+def test_an_agent_announces_its_account_until_it_ends(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts = AgentAccounts(prefix=prefix)
+    announcement = Announcement(is_wanted=True, prefix=prefix)
+    accounts.look()
+    assert os.getuid() in accounts
+    announcement.close()
+    accounts.look()
+    assert os.getuid() in accounts
+    later = agent_accounts.monotonic() + 24 * 60 * 60 + 1
+    monkeypatch.setattr(agent_accounts, "monotonic", lambda: later)
+    accounts.look()
+    assert os.getuid() not in accounts
+
+
+def test_an_agent_that_was_asked_often_is_found_again_once_it_has_hung_up(prefix: str) -> None:
+    announcement = Announcement(is_wanted=True, prefix=prefix)
+    [name] = AgentAccounts(prefix=prefix)._names()
+    callers = []
+    while True:
+        caller = socket.socket(socket.AF_UNIX)
+        caller.setblocking(False)
+        callers.append(caller)
+        try:
+            caller.connect(f"\0{name}")
+        except BlockingIOError:
+            break
+    late = AgentAccounts(prefix=prefix)
+    late.look()
+    assert os.getuid() not in late
+    announcement.answer()
+    announcement.answer()
+    late.look()
+    assert os.getuid() in late
+    for caller in callers:
+        caller.close()
+    announcement.close()
+
+
+def test_an_agent_of_one_person_announces_nothing(prefix: str) -> None:
+    announcement = Announcement(is_wanted=False, prefix=prefix)
+    announcement.answer()
+    accounts = AgentAccounts(prefix=prefix)
+    accounts.look()
+    assert os.getuid() not in accounts
+    announcement.close()
+
+
+def test_an_api_does_not_start_under_the_account_of_an_agent(server: Server) -> None:
+    announcement = Announcement(is_wanted=True)
+    words = ["--redis-url", server.url, "api", "--listen", f"unix:/tmp/bq-{token_hex(8)}"]
+    refused = CliRunner().invoke(main, words, catch_exceptions=False)
+    announcement.close()
+    assert refused.exit_code == 1
+    assert "runs this API, and also an agent of this machine" in refused.stderr
+    assert "--one-account" in refused.stderr
+
+
+def test_looks_of_several_threads_agree(prefix: str) -> None:
+    announcement = Announcement(is_wanted=True, prefix=prefix)
+    accounts = AgentAccounts(prefix=prefix)
+    threads = [threading.Thread(target=accounts.look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert os.getuid() in accounts
+    announcement.close()

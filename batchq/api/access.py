@@ -30,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -94,6 +94,8 @@ class TargetKind(StrEnum):
     USERS = "users"
     #: With their tokens.
     SERVICE_ACCOUNTS = "service-accounts"
+    #: The local ones.
+    USER_GROUPS = "user-groups"
 
 
 class Tier(StrEnum):
@@ -157,11 +159,11 @@ Via: TypeAlias = Literal["socket", "token", "pod"]
 class Identity(Struct, frozen=True, kw_only=True):
     """A caller as a door of the API knows it.
 
-    `groups` carry their origin (`unix:gpu`). `aliases` are other names under which this user's
-    groups are recorded: commands without the API record `alice@laptop`. `own` are bindings that
-    come with the door, such as those of the account that runs the server. `token` is the id of the
-    token that was used. `group` is the group of a pod, which acts in the name of its owner. `by` is
-    the caller who acts in the name of `user`, and `reason` says why.
+    `groups` carry their origin (`unix:gpu`, `oidc:ml`, `local:cv`). `aliases` are other names under
+    which this user's groups are recorded: commands without the API record `alice@laptop`. `own` are
+    bindings that come with the door, such as those of the account that runs the server. `token` is
+    the id of the token that was used. `group` is the group of a pod, which acts in the name of its
+    owner. `by` is the caller who acts in the name of `user`, and `reason` says why.
     """
 
     user: str
@@ -242,7 +244,7 @@ _V, _S, _A, _O, _AUDITOR = AccessRole
 _GROUPS, _QUEUES, _NODES, _QUOTAS, _TOKENS, _BINDINGS, _CLUSTER_BINDINGS, _AUDIT, *_OTHERS = (
     TargetKind
 )
-_USERS, _ACCOUNTS = _OTHERS
+_USERS, _ACCOUNTS, _USER_GROUPS = _OTHERS
 _CHANGING = AccessRule(roles=frozenset({_A, _O}), of_owner=frozenset({_S, _A}))
 _OPERATING = AccessRule(roles=frozenset({_O}))
 _ADMINISTRATING = AccessRule(roles=frozenset({_A, _O}))
@@ -291,6 +293,11 @@ RULES: dict[tuple[Verb, TargetKind, Tier | None], AccessRule] = {
     (Verb.READ, _ACCOUNTS, None): _ADMINISTRATING,
     (Verb.CREATE, _ACCOUNTS, None): _ADMINISTRATING,
     (Verb.DELETE, _ACCOUNTS, None): _ADMINISTRATING,
+    # Admins give these groups roles, and must know to whom they give them.
+    (Verb.READ, _USER_GROUPS, None): AccessRule(everywhere=frozenset({_A, _O})),
+    (Verb.CREATE, _USER_GROUPS, None): _OPERATING,
+    (Verb.UPDATE, _USER_GROUPS, None): _OPERATING,
+    (Verb.DELETE, _USER_GROUPS, None): _OPERATING,
 }
 
 
@@ -370,9 +377,22 @@ def may_bind(
     No one binds themselves, and admins bind roles of their own namespaces only: so no sequence of
     grants adds a right to the one who grants.
     """
-    if verb is Verb.CREATE and wanted.subject in identity.subjects:
+    itself = identity if identity.by is None else identity.by
+    if verb is Verb.CREATE and wanted.subject in identity.subjects | itself.subjects:
         return AccessDecision(allowed=False, because="a role cannot be given to oneself")
     return decide(identity, bindings, verb, target_of(wanted))
+
+
+def may_add_members(
+    identity: Identity, bindings: Sequence[Binding], verb: Verb, members: Iterable[str]
+) -> AccessDecision:
+    """Decide whether an identity may create or change a local group so that these users become
+    members: oneself would get the roles of the group.
+    """
+    itself = identity if identity.by is None else identity.by
+    if not {identity.user, itself.user}.isdisjoint(members):
+        return AccessDecision(allowed=False, because="no one adds oneself to a group")
+    return decide(identity, bindings, verb, Target(kind=TargetKind.USER_GROUPS))
 
 
 def target_of(binding: Binding) -> Target:
@@ -398,6 +418,31 @@ def _missing(identity: Identity, rule: AccessRule, target: Target, what: str) ->
 
 #: Begins the subjects that are service accounts.
 OF_ACCOUNT = "serviceaccount:"
+#: Begins the names of local groups.
+OF_LOCAL = "local:"
+_LOCAL_SUBJECT = f"group:{OF_LOCAL}"
+
+
+def local_subject(name: str) -> str:
+    """Return the subject of a local group."""
+    return f"{_LOCAL_SUBJECT}{name}"
+
+
+def local_group(subject: str) -> str | None:
+    """Return the name of the local group that is a subject; None for all other subjects."""
+    name = subject.removeprefix(_LOCAL_SUBJECT)
+    return None if name == subject or label_problem(name) else name
+
+
+def in_local_groups(identity: Identity, memberships: Mapping[str, Sequence[str]]) -> Identity:
+    """Return an identity with the local groups that its user is a member of at this moment, in
+    place of those of another moment; a service account is a member of none.
+    """
+    names = () if identity.home else memberships.get(identity.user, ())
+    others = tuple(one for one in identity.groups if not one.startswith(OF_LOCAL))
+    groups = (*others, *(f"{OF_LOCAL}{name}" for name in names))
+    by = None if identity.by is None else in_local_groups(identity.by, memberships)
+    return structs.replace(identity, groups=groups, by=by)
 
 
 def namespace_of_account(user: str) -> str:
@@ -430,6 +475,9 @@ def parse_binding(subject: str, role: str, namespace: str) -> Binding:
     """Return a binding. Raises InvalidInput if it could never apply."""
     account = subject.removeprefix(OF_ACCOUNT)
     home = check_account(account) if account != subject else ""
+    if subject.startswith(_LOCAL_SUBJECT) and local_group(subject) is None:
+        name = subject.removeprefix(_LOCAL_SUBJECT)
+        raise InvalidInput(f"local group {name[:80]!r}: {label_problem(name)}")
     if not home and not _SUBJECT.fullmatch(subject):
         raise InvalidInput(
             f"expected user:NAME, group:NAME or {OF_ACCOUNT}NAMESPACE:NAME, found {subject[:80]!r}",

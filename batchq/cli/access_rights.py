@@ -13,6 +13,7 @@ from msgspec import to_builtins
 
 from batchq.api.access import (
     EVERYWHERE,
+    OF_LOCAL,
     OF_NAMESPACES,
     AccessRole,
     Binding,
@@ -26,6 +27,7 @@ from batchq.api.access import (
     Visibility,
     check_account,
     decide,
+    in_local_groups,
     matrix,
     namespace_of_account,
     parse_binding,
@@ -71,7 +73,7 @@ _NAMESPACE = click.option(
 )
 
 
-def _delegate(shared: Globals) -> Delegate:
+def delegate_of(shared: Globals) -> Delegate:
     """Return a connection to the Redis server itself, which these commands need."""
     try:
         return Delegate(shared.redis_url)
@@ -104,7 +106,7 @@ def access() -> None:
     namespace. docs/http-api.md has the table of rights.
 
     The commands use the Redis server itself, with a user of its role `api`. `grant`, `revoke`,
-    `accounts` and `delete-account` use the API if you have logged in to it.
+    `group`, `accounts` and `delete-account` use the API if you have logged in to it.
     """
 
 
@@ -120,13 +122,16 @@ def access() -> None:
 @_NAMESPACE
 @pass_globals
 def grant(shared: Globals, subject: str, role: str, namespace: str) -> None:
-    """Give a role, from the next request on. Groups of Unix have names such as group:unix:gpu."""
+    """Give a role, from the next request on.
+
+    Groups are group:unix:NAME, group:oidc:NAME, or group:local:NAME of `batchq access group`.
+    """
     binding = parse_binding(subject, role, namespace)
     if (api := shared.api()) is not None:
-        _asked_of_api(api, "POST", "/v1/bindings", to_builtins(binding))
+        asked_of_api(api, "POST", "/v1/bindings", to_builtins(binding))
         echo(str(binding))
         return
-    with _delegate(shared) as delegate:
+    with delegate_of(shared) as delegate:
         is_new = delegate.access.grant(binding, Actor(user=delegate.user, via="redis"))
     echo(f"{binding}{'' if is_new else ', as before'}")
 
@@ -140,9 +145,9 @@ def withdraw(shared: Globals, subject: str, role: str, namespace: str) -> None:
     """Take a role away, from the next request on; open streams lose what it showed them."""
     binding = parse_binding(subject, role, namespace)
     if (api := shared.api()) is not None:
-        _asked_of_api(api, "DELETE", f"/v1/bindings?{urlencode(to_builtins(binding))}")
+        asked_of_api(api, "DELETE", f"/v1/bindings?{urlencode(to_builtins(binding))}")
     else:
-        with _delegate(shared) as delegate:
+        with delegate_of(shared) as delegate:
             delegate.access.withdraw(binding, Actor(user=delegate.user, via="redis"))
     echo(f"no longer: {binding}")
 
@@ -165,9 +170,9 @@ def accounts(shared: Globals, namespace: str, output: Output) -> None:
                 "over the API, the service accounts of one namespace are listed", hint="add -n"
             )
         path = f"/v1/namespaces/{quote(namespace, safe='')}/service-accounts"
-        rows = _asked_of_api(api, "GET", path)["items"]
+        rows = asked_of_api(api, "GET", path)["items"]
     else:
-        with _delegate(shared) as delegate:
+        with delegate_of(shared) as delegate:
             found = service_accounts(delegate.access.state(), delegate.now_ms())
         rows = [
             account_row(one) for one in found if namespace in ("", namespace_of_account(one.name))
@@ -194,16 +199,16 @@ def delete_account(shared: Globals, account: str) -> None:
     """
     namespace, name = check_account(account), account.partition(":")[2]
     if (api := shared.api()) is not None:
-        row = _asked_of_api(api, "DELETE", f"/v1/namespaces/{namespace}/service-accounts/{name}")
+        row = asked_of_api(api, "DELETE", f"/v1/namespaces/{namespace}/service-accounts/{name}")
     else:
-        with _delegate(shared) as delegate:
+        with delegate_of(shared) as delegate:
             actor = Actor(user=delegate.user, via="redis")
             row = account_row(delegate.access.delete_account(account, actor))
     had = f"{counted(len(row['tokens']), 'token')} and {counted(len(row['roles']), 'role')}"
     echo(f"service account {account} deleted, which had {had}")
 
 
-def _asked_of_api(
+def asked_of_api(
     api: ApiCredentials, method: str, path: str, body: object = None
 ) -> dict[str, Any]:
     """Return the answer of the HTTP API to a request."""
@@ -219,7 +224,7 @@ def _asked_of_api(
 @pass_globals
 def list_bindings(shared: Globals, output: Output) -> None:
     """List the roles that were given."""
-    with _delegate(shared) as delegate:
+    with delegate_of(shared) as delegate:
         state = delegate.access.state()
     found = [record for _, record in sorted(state.bindings.items())]
     columns: Columns[BindingRecord] = {
@@ -286,7 +291,12 @@ def _cell(role: AccessRole, row: MatrixRow) -> str:
     show_default=True,
     help="How much of a group is read.",
 )
-@click.option("--group", "groups", multiple=True, help="A group of the user; repeatable.")
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    help="A group of Unix or of an identity provider, as in unix:gpu; repeatable.",
+)
 @_VISIBILITY
 @output_option("text", "json")
 @pass_globals
@@ -303,11 +313,12 @@ def why(
     output: Output,
 ) -> int:
     """Say whether USER may do something, and which role allows it or is missing (exit code 12)."""
-    with _delegate(shared) as delegate:
-        bindings = [one.binding for one in delegate.access.state().bindings.values()]
+    with delegate_of(shared) as delegate:
+        state = delegate.access.state()
+    identity = Identity(user=user, via="token", groups=_of_doors(groups))
     decision = decide(
-        Identity(user=user, via="token", groups=groups),
-        sorted(bindings),
+        in_local_groups(identity, state.memberships),
+        sorted(one.binding for one in state.bindings.values()),
         Verb(verb),
         Target(kind=TargetKind(kind), namespace=namespace, owner=owner),
         tier=Tier(tier),
@@ -316,6 +327,17 @@ def why(
     text = f"{'yes' if decision.allowed else 'no'}: {decision.because}"
     output.page(decision, lambda: echo(text))
     return 0 if decision.allowed else 12
+
+
+def _of_doors(groups: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the groups that a user would have by its door. Raises UsageError for local ones."""
+    for one in groups:
+        if one.startswith(OF_LOCAL):
+            raise UsageError(
+                f"--group {one[:80]}: the local groups of a user are known",
+                hint="leave it out, or see `batchq access group list`",
+            )
+    return groups
 
 
 @access.command(epilog=examples("batchq access audit", "batchq access audit --most 1000 -o json"))
@@ -330,7 +352,7 @@ def audit(shared: Globals, most: int, output: Output) -> int:
     Recorded are changes of tokens and roles, uses of rights over groups of others, and refused
     requests.
     """
-    with _delegate(shared) as delegate:
+    with delegate_of(shared) as delegate:
         entries = delegate.access.audit(most)
     columns: Columns[AuditEntry] = {
         "AT": lambda one: format_instant(one.record.at),
@@ -419,10 +441,10 @@ def create(
     if api is not None:
         path = f"/v1/namespaces/{home}/service-accounts/{user.partition(':')[2]}/tokens"
         request = {"note": note, "days": days, "verbs": verbs, "namespaces": namespaces}
-        row = _asked_of_api(api, "POST", path, request)
+        row = asked_of_api(api, "POST", path, request)
     else:
         scope = Scope(verbs=tuple(Verb(verb) for verb in verbs), namespaces=namespaces)
-        with _delegate(shared) as delegate:
+        with delegate_of(shared) as delegate:
             actor = Actor(user=delegate.user, via="redis")
             made = delegate.access.create_token(user, actor, days=days, scope=scope, note=note)
         row = {"token": made.text, **token_row(made.record)}
@@ -477,7 +499,7 @@ def invite(
     if api is not None:
         row = _invited_over_api(api, user, lasts, binding, note)
     else:
-        with _delegate(shared) as delegate:
+        with delegate_of(shared) as delegate:
             actor = Actor(user=delegate.user, via="redis")
             made = delegate.access.invite(user, actor, lasts_ms=parse_duration(lasts), note=note)
             if binding is not None:
@@ -513,7 +535,7 @@ def _invited_over_api(
     request: dict[str, object] = {"lasts": lasts, "note": note}
     if binding is not None:
         request |= {"role": str(binding.role), "namespace": binding.namespace}
-    return _asked_of_api(api, "POST", f"/v1/users/{quote(user, safe='')}/invitations", request)
+    return asked_of_api(api, "POST", f"/v1/users/{quote(user, safe='')}/invitations", request)
 
 
 @token.command(name="list", epilog=examples("batchq token list", "batchq token list -o json"))
@@ -522,7 +544,7 @@ def _invited_over_api(
 @pass_globals
 def list_tokens(shared: Globals, user: str, output: Output) -> None:
     """List tokens: who has them, since when, until when, and when they were last used."""
-    with _delegate(shared) as delegate:
+    with delegate_of(shared) as delegate:
         found = delegate.access.state().tokens.values()
         used = delegate.access.last_uses()
         now_ms = delegate.now_ms()
@@ -571,7 +593,7 @@ def rotate(shared: Globals, token: str | None, overlap: str, output: Output) -> 
     if token is None:
         _rotate_own(shared, overlap, output)
         return
-    with _delegate(shared) as delegate:
+    with delegate_of(shared) as delegate:
         actor = Actor(user=delegate.user, via="redis")
         made = delegate.access.rotate(token, actor, overlap_ms=parse_duration(overlap))
     row = {"token": made.text, **token_row(made.record)}
@@ -589,7 +611,7 @@ def _rotate_own(shared: Globals, overlap: str, output: Output) -> None:
         raise UsageError(
             "there is no token with which you use the API", hint="name the ID of a token"
         )
-    row = _asked_of_api(api, "POST", "/v1/rotations", {"overlap": overlap})
+    row = asked_of_api(api, "POST", "/v1/rotations", {"overlap": overlap})
     home = find_home()
     is_kept = home.credentials.exists() and read_credentials(home).token == api.token
     if is_kept:
@@ -614,7 +636,7 @@ def revoke(shared: Globals, tokens: tuple[str, ...]) -> None:
     """Revoke tokens, and those that they were rotated to: they are refused at once, and their open
     streams end within a second.
     """
-    with _delegate(shared) as delegate:
+    with delegate_of(shared) as delegate:
         actor = Actor(user=delegate.user, via="redis")
         for one in tokens:
             record = delegate.access.revoke_token(one, actor)

@@ -100,7 +100,7 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
     "The HTTP API": {
         "api": CommandEntry("api", "api", "Serve the HTTP API."),
         "registrar": CommandEntry("api", "registrar", "Make users of nodes for the API."),
-        "access": CommandEntry("access_rights", "access", "Give and explain roles of the API."),
+        "access": CommandEntry("user_groups", "access", "Give and explain roles of the API."),
         "token": CommandEntry("access_rights", "token", "Create and revoke tokens of the API."),
         "login": CommandEntry("api", "login", "Check a token for an API, and store it."),
         "logout": CommandEntry("api", "logout", "Revoke the stored token, and remove it."),

@@ -5,23 +5,22 @@ The text of a token is shown once; the server keeps only what `batchq.api.access
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType, structs, to_builtins
+from msgspec import UNSET, UnsetType, structs, to_builtins
 
 from batchq.api.access import (
     Binding,
     Scope,
     TokenKind,
-    Via,
     check_account,
     digest_of_secret,
     is_signed,
+    local_group,
     signature_of,
     title_of,
     token_text,
@@ -36,9 +35,11 @@ from batchq.api.times import DAY, HOUR, describe_age, format_instant
 from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
+from batchq.client.actors import USER, Actor, audit_of
 from batchq.client.connection import connect, user_of
 from batchq.client.pod_commands import COMMAND_STARTED, SessionPlace, frames_of
 from batchq.client.requests import RecentQueues
+from batchq.client.user_groups import UserGroups, known_group
 from batchq.client.watch import Watch, wait_state
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
 from batchq.store import access_records as records
@@ -50,6 +51,7 @@ from batchq.store.access_records import (
     FieldChange,
     ServiceAccount,
     TokenRecord,
+    UserGroupRecord,
     service_accounts,
 )
 from batchq.store.exec_channels import ExecChannel
@@ -73,6 +75,7 @@ __all__ = [
     "PodHold",
     "ServiceAccount",
     "TokenRecord",
+    "UserGroupRecord",
     "account_row",
     "audit_row",
     "binding_row",
@@ -103,19 +106,6 @@ _MOST_AUDITED = 10
 WHOLE = Scope()
 _ID_LENGTH = 10
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
-USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
-
-
-class Actor(Struct, frozen=True, kw_only=True):
-    """The user who changes something, for the audit trail, and why it is allowed."""
-
-    user: str
-    via: Via | Literal["redis"]
-    token: str = ""
-    address: str = ""
-    #: The user who acts in the name of `user`, if it is another one, and why.
-    by: str = ""
-    reason: str = ""
 
 
 class NewToken(NamedTuple):
@@ -328,7 +318,7 @@ class AccessControl:
         changes = [FieldChange(field=token, before=None, after=record), *spent]
         changes += [FieldChange(field=one.id, before=one, after=None) for one in stale]
         name = f"{_WORDS[kind]}{token} {_of(owner, node)}"
-        audit = _audit(actor, now_ms, "create", "tokens", name, because)
+        audit = audit_of(actor, now_ms, "create", "tokens", name, because)
         records.write_access(self._link, audit, changes, of_bindings=False)
         records.forget_last_uses(self._link, [one.id for one in stale])
         return NewToken(token_text(kind, token, secret), record)
@@ -398,7 +388,7 @@ class AccessControl:
         now_ms = self._store.now_ms()
         revoked = structs.replace(record, revoked_at=now_ms)
         name = f"{_WORDS[record.kind]}{token} {_of(record.owner, record.node)}"
-        audit = _audit(actor, now_ms, "delete", "tokens", name, because)
+        audit = audit_of(actor, now_ms, "delete", "tokens", name, because)
         changes = [FieldChange(field=token, before=record, after=revoked)]
         valid = [one for one in state.successors(record) if one.revoked_at is None]
         changes += _revocations(valid, now_ms)
@@ -443,7 +433,7 @@ class AccessControl:
         if record.revoked_at is not None:
             raise used
         now_ms = self._store.now_ms()
-        audit = _audit(
+        audit = audit_of(
             actor, now_ms, "create", "nodes", f"user of node {record.node}",
             f"join token {record.id} of {record.made_by}",
         )  # fmt: skip
@@ -473,19 +463,28 @@ class AccessControl:
             for one in self.state().tokens.values()
             if one.node == node and (one.revoked_at is None or one.joined_with is not UNSET)
         ]
-        audit = _audit(actor, now_ms, "delete", "nodes", f"user of node {node}", because)
+        audit = audit_of(actor, now_ms, "delete", "nodes", f"user of node {node}", because)
         records.write_access(self._link, audit, changes, of_bindings=False)
         return len(changes)
 
     def grant(self, binding: Binding, actor: Actor, *, because: str = "") -> bool:
-        """Give a role. Return False if it was given already. Raises StoreUnavailable, Conflict."""
-        if binding.key in self.state().bindings:
+        """Give a role. Return False if it was given already.
+
+        Raises NotFound for a local group that does not exist, StoreUnavailable, Conflict.
+        """
+        state = self.state()
+        if binding.key in state.bindings:
             return False
         now_ms = self._store.now_ms()
         record = BindingRecord(binding=binding, made_by=actor.user, made_at=now_ms)
-        change = FieldChange(field=binding.key, before=None, after=record)
-        audit = _audit(actor, now_ms, "create", "bindings", str(binding), because)
-        records.write_access(self._link, audit, [change], of_bindings=True)
+        changes = [FieldChange(field=binding.key, before=None, after=record)]
+        name = local_group(binding.subject)
+        if name is not None:
+            # It must exist still when the role is given: a later group of this name would have it.
+            group = known_group(state, name)
+            changes.append(FieldChange(field=binding.subject, before=group, after=group))
+        audit = audit_of(actor, now_ms, "create", "bindings", str(binding), because)
+        records.write_access(self._link, audit, changes, of_bindings=True)
         return True
 
     def withdraw(self, binding: Binding, actor: Actor, *, because: str = "") -> None:
@@ -497,7 +496,7 @@ class AccessControl:
         if record is None:
             raise NotFound(f"there is no such binding: {binding}", hint="see `batchq access list`")
         now_ms = self._store.now_ms()
-        audit = _audit(actor, now_ms, "delete", "bindings", str(binding), because)
+        audit = audit_of(actor, now_ms, "delete", "bindings", str(binding), because)
         change = FieldChange(field=binding.key, before=record, after=None)
         records.write_access(self._link, audit, [change], of_bindings=True)
 
@@ -513,7 +512,7 @@ class AccessControl:
         # Again until nothing is left: a token may be created meanwhile.
         while (found := self._account(account)) is not None:
             now_ms = self._store.now_ms()
-            audit = _audit(actor, now_ms, "delete", "service-accounts", account, because)
+            audit = audit_of(actor, now_ms, "delete", "service-accounts", account, because)
             changes = _revocations(found.tokens, now_ms)
             records.write_access(self._link, audit, changes, of_bindings=False)
             for one in found.roles:
@@ -540,7 +539,7 @@ class AccessControl:
         outcome: Literal["done", "refused"],
     ) -> None:
         """Record what changes no token or role. Raises StoreUnavailable."""
-        audit = _audit(actor, self._store.now_ms(), verb, kind, name, because)
+        audit = audit_of(actor, self._store.now_ms(), verb, kind, name, because)
         audit = structs.replace(audit, outcome=outcome)
         records.write_access(self._link, audit, of_bindings=True)
 
@@ -593,23 +592,6 @@ def _id_of(proof: str) -> str:
 
 def _is_stale(record: TokenRecord, now_ms: int) -> bool:
     return record.ends_at + _KEPT_MS < now_ms
-
-
-def _audit(actor: Actor, now_ms: int, verb: str, kind: str, name: str, because: str) -> AuditRecord:
-    return AuditRecord(
-        at=now_ms,
-        user=actor.user,
-        via=actor.via,
-        token=actor.token,
-        address=actor.address,
-        verb=verb,
-        kind=kind,
-        name=name,
-        outcome="done",
-        because=because,
-        by=actor.by or UNSET,
-        reason=actor.reason or UNSET,
-    )
 
 
 def _described(transaction: Transaction) -> tuple[str, str, str]:
@@ -693,7 +675,7 @@ class Delegate:
             assert actor is not None
             verb, kind, name = _described(transaction)
             now_ms = self._store.now_ms()
-            return msgspec.json.encode(_audit(actor, now_ms, verb, kind, name, because()))
+            return msgspec.json.encode(audit_of(actor, now_ms, verb, kind, name, because()))
 
         def sign(transaction: Transaction) -> Transaction:
             return signed(transaction, user, self._signing_key)
@@ -712,6 +694,11 @@ class Delegate:
     def access(self) -> AccessControl:
         """The tokens, bindings and the audit trail of the HTTP API."""
         return AccessControl(self._store)
+
+    @cached_property
+    def groups(self) -> UserGroups:
+        """The local groups of the HTTP API."""
+        return UserGroups(self._store)
 
     @property
     def user(self) -> str:

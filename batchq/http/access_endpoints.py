@@ -4,6 +4,7 @@ token, and the user of the server for one node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Literal
 
@@ -19,6 +20,7 @@ from batchq.api.access import (
     TargetKind,
     Verb,
     bindings_of,
+    may_add_members,
     may_bind,
     namespace_of_account,
     parse_binding,
@@ -31,6 +33,7 @@ from batchq.client.access_control import (
     USUAL_INVITATION_MS,
     USUAL_JOIN_MS,
     TokenRecord,
+    UserGroupRecord,
     account_row,
     audit_row,
     binding_row,
@@ -38,6 +41,7 @@ from batchq.client.access_control import (
     token_row,
 )
 from batchq.client.node_users import NodeRegistrar
+from batchq.client.user_groups import group_row
 from batchq.errors import Conflict, NotFound
 from batchq.http.calls import ApiAnswer, ApiCall
 from batchq.http.problems import ApiProblem, bad_request, forbidden
@@ -321,6 +325,72 @@ def withdraw(call: ApiCall) -> ApiAnswer:
 def _may_bind(call: ApiCall, verb: Verb, binding: Binding) -> AccessDecision:
     call.is_decided = True
     decision = may_bind(call.identity, call.context.bindings, verb, binding)
+    if not decision.allowed:
+        raise forbidden(decision.because)
+    return decision
+
+
+class UserGroupRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request for a local group."""
+
+    name: str
+    members: tuple[str, ...] = ()
+
+
+class MembersRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of a change of a local group's members."""
+
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+
+
+def list_user_groups(call: ApiCall) -> ApiAnswer:
+    """Return the local groups, with their members and roles."""
+    call.require("")
+    state = call.context.book.state
+    rows = [group_row(one, state) for _, one in sorted(state.groups.items())]
+    return ApiAnswer(document={"kind": "UserGroupList", "items": rows})
+
+
+def create_user_group(call: ApiCall) -> ApiAnswer:
+    """Create a local group."""
+    wanted = call.body_as(UserGroupRequest)
+    decision = _may_add(call, wanted.members)
+    made = call.delegate.groups.create(
+        wanted.name, wanted.members, call.actor, because=decision.because
+    )
+    return _group_answer(call, made, HTTPStatus.CREATED)
+
+
+def change_user_group(call: ApiCall) -> ApiAnswer:
+    """Add members to a local group, and remove others."""
+    wanted = call.body_as(MembersRequest)
+    decision = _may_add(call, wanted.add)
+    changed = call.delegate.groups.change(
+        call.path["name"], call.actor, add=wanted.add, remove=wanted.remove,
+        because=decision.because,
+    )  # fmt: skip
+    return _group_answer(call, changed, HTTPStatus.OK)
+
+
+def delete_user_group(call: ApiCall) -> ApiAnswer:
+    """Delete a local group, and take its roles away."""
+    decision = call.require("")
+    row = call.delegate.groups.delete(call.path["name"], call.actor, because=decision.because)
+    call.context.book.renew(call.delegate.access)
+    return ApiAnswer(document=row)
+
+
+def _group_answer(call: ApiCall, record: UserGroupRecord, status: HTTPStatus) -> ApiAnswer:
+    book = call.context.book
+    book.renew(call.delegate.access)
+    return ApiAnswer(document=group_row(record, book.state), status=status)
+
+
+def _may_add(call: ApiCall, members: Sequence[str]) -> AccessDecision:
+    call.is_decided = True
+    assert call.route.verb is not None
+    decision = may_add_members(call.identity, call.context.bindings, call.route.verb, members)
     if not decision.allowed:
         raise forbidden(decision.because)
     return decision

@@ -355,9 +355,11 @@ class ApiApplication:
             self._writes.take(f"user {identity.user}", "writes")
 
     def _context(self) -> CallContext:
+        bindings, memberships = self._book.rights
         return CallContext(
             book=self._book,
-            bindings=self._book.bindings,
+            bindings=bindings,
+            memberships=memberships,
             visibility=self._settings.visibility,
             feeds=self._feeds,
             connect=self._connect,

@@ -27,6 +27,7 @@ from batchq.api.access import (
     Visibility,
     bindings_of,
     decide,
+    in_local_groups,
     seen,
     without_names,
 )
@@ -124,6 +125,8 @@ class CallContext(Struct, frozen=True, kw_only=True):
 
     book: AccessBook
     bindings: Sequence[Binding]
+    #: The local groups of each user.
+    memberships: Mapping[str, Sequence[str]]
     visibility: Visibility
     #: Of each kind that can be watched.
     feeds: Mapping[str, ChangeFeed]
@@ -161,7 +164,7 @@ class ApiCall:
     ) -> None:
         self.route = route
         self.context = context
-        self.identity = identity
+        self.identity = in_local_groups(identity, context.memberships)
         self._open_delegate = open_delegate
         self.path = path
         self.accept = accept
@@ -274,13 +277,15 @@ class ApiCall:
         problem = self.context.book.recheck(self.identity)
         if problem is not None:
             raise problem
-        current = self.context.book.bindings
+        current, memberships = self.context.book.rights
+        identity = in_local_groups(self.identity, memberships)
         if self.identity.by is not None:
-            check_impersonation(self.identity.by, current, self.identity.user)
+            assert identity.by is not None
+            check_impersonation(identity.by, current, identity.user)
         if current is self._bindings:
             return False
         before = list(bindings_of(self.identity, self._bindings))
-        self._bindings = current
+        self._bindings, self.identity = current, identity
         self._tiers.clear()
         self._known.clear()
         self.require_a_role()

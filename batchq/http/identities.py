@@ -26,7 +26,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from time import monotonic, time
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from msgspec import UNSET, Struct, structs
 from starlette.datastructures import Headers
@@ -199,12 +199,16 @@ _POD_WATCHED_S = 60.0
 _NOTE_EVERY_S = 60.0
 
 
+AccessRights: TypeAlias = tuple[Sequence[Binding], Mapping[str, Sequence[str]]]
+
+
 class AccessBook:
     """Tokens and bindings. Any thread may read and renew it."""
 
     def __init__(self) -> None:
         self._state = AccessState()
-        self._bindings: tuple[Binding, ...] = ()
+        #: The bindings, and the local groups of each user: of one moment.
+        self._rights: AccessRights = (), {}
         self._read_at: float | None = None
         self._noted_at: dict[str, float] = {}
         #: When each pod's token was last used, and those of pods that have ended since.
@@ -212,9 +216,14 @@ class AccessBook:
         self._ended_pods: frozenset[str] = frozenset()
 
     @property
+    def rights(self) -> AccessRights:
+        """All bindings, and the local groups of each user; other objects after each change."""
+        return self._rights
+
+    @property
     def bindings(self) -> Sequence[Binding]:
         """All bindings; another object after each change."""
-        return self._bindings
+        return self._rights[0]
 
     @property
     def is_read(self) -> bool:
@@ -237,7 +246,9 @@ class AccessBook:
             return
         if state is not self._state:
             self._state = state
-            self._bindings = tuple(sorted(one.binding for one in state.bindings.values()))
+            # A list, since an empty tuple is the same object as the one before it.
+            bindings = sorted(one.binding for one in state.bindings.values())
+            self._rights = bindings, state.memberships
         self._read_at = began_at
 
     def identity_of(self, written: Sequence[str], kind: TokenKind = "token") -> Identity:

@@ -1,4 +1,4 @@
-"""Tokens, bindings and the audit trail: their records, and the one script that writes them.
+"""Tokens, bindings, local groups and the audit trail, and the one script that writes them.
 
 Their keys lie outside the pattern that all roles may read. A token is stored as the SHA-256 of its
 secret. The script that changes a token or a binding appends the audit record of the change, so that
@@ -25,6 +25,7 @@ from batchq.api.access import (
     Scope,
     TokenKind,
     Via,
+    local_group,
     namespace_of_account,
 )
 from batchq.api.objects import Unreadable
@@ -33,7 +34,7 @@ from batchq.store import keys, scripts
 from batchq.store.link import DAMAGED, Link, is_wrong_type
 from batchq.store.records import DAMAGE, name_of, read_units, whole
 
-_R = TypeVar("_R", "TokenRecord", "BindingRecord")
+_R = TypeVar("_R", "TokenRecord", "BindingRecord", "UserGroupRecord")
 
 #: Audit records in one reply.
 _PAGE = 1_000
@@ -95,6 +96,15 @@ class BindingRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     made_at: int
 
 
+class UserGroupRecord(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A local group as stored: the names of its users, sorted."""
+
+    name: str
+    members: tuple[str, ...]
+    made_by: str
+    made_at: int
+
+
 class AuditRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     """What was done, or refused: by which user, through which door, to what, and why it might.
 
@@ -126,11 +136,16 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
 
 
 class AccessState(Struct, frozen=True, kw_only=True):
-    """All tokens by id, and all bindings by key, at a revision of both."""
+    """All tokens by id, all bindings by key, and all local groups by name, at a revision of all.
+
+    `memberships` are the names of the groups that each user is a member of.
+    """
 
     revision: int = -1
     tokens: dict[str, TokenRecord] = {}
     bindings: dict[str, BindingRecord] = {}
+    groups: dict[str, UserGroupRecord] = {}
+    memberships: dict[str, tuple[str, ...]] = {}
 
     def ended_first(self, owner: str, kept: int, now_ms: int) -> list[TokenRecord]:
         """Return the tokens of a user that ended first, without the last `kept` ones."""
@@ -179,11 +194,11 @@ def service_accounts(state: AccessState, now_ms: int) -> list[ServiceAccount]:
 
 
 class FieldChange(Struct, frozen=True, kw_only=True):
-    """A change of one token or binding: its values before and after, None if it is absent."""
+    """A change of a token, binding or local group: its values before and after, None if absent."""
 
     field: str
-    before: TokenRecord | BindingRecord | None
-    after: TokenRecord | BindingRecord | None
+    before: TokenRecord | BindingRecord | UserGroupRecord | None
+    after: TokenRecord | BindingRecord | UserGroupRecord | None
 
 
 def _ask(link: Link, name: str, command: Callable[[redis.Redis], Any]) -> Any:
@@ -218,7 +233,7 @@ def read_access_revision(link: Link) -> int:
 
 
 def read_access(link: Link) -> AccessState:
-    """Return all tokens and bindings. A record that cannot be read gives no rights.
+    """Return all tokens, bindings and local groups. A record that cannot be read gives no rights.
 
     Raises StoreUnavailable.
     """
@@ -227,11 +242,29 @@ def read_access(link: Link) -> AccessState:
     tokens, bindings = (
         _ask(link, name, partial(_all_of, name)) for name in (keys.TOKENS, keys.BINDINGS)
     )
+    # A group's field is its subject; the field of a binding has spaces.
+    groups = {field: value for field, value in bindings.items() if _is_group(field)}
+    roles = {field: value for field, value in bindings.items() if field not in groups}
+    found = {
+        name: group
+        for subject, group in _decoded(groups, UserGroupRecord).items()
+        if (name := local_group(subject)) is not None and name == group.name
+    }
+    memberships: dict[str, tuple[str, ...]] = {}
+    for name in sorted(found):
+        for user in found[name].members:
+            memberships[user] = (*memberships.get(user, ()), name)
     return AccessState(
         revision=revision,
         tokens=_decoded(tokens, TokenRecord),
-        bindings=_decoded(bindings, BindingRecord),
+        bindings=_decoded(roles, BindingRecord),
+        groups=found,
+        memberships=memberships,
     )
+
+
+def _is_group(field: bytes) -> bool:
+    return local_group(field.decode(errors="replace")) is not None
 
 
 def _decoded(stored: dict[bytes, bytes], kind: type[_R]) -> dict[str, _R]:
@@ -373,6 +406,7 @@ _READERS: dict[str, Callable[[bytes], object]] = {
     keys.TOKENS_USED: read_units,
     keys.BINDINGS: partial(msgspec.json.decode, type=BindingRecord),
 }
+_AS_GROUP = partial(msgspec.json.decode, type=UserGroupRecord)
 _AT_NEXT_CHANGE = "the next change of a token or binding repairs it"
 _IN_TRAIL = "none: the trail stays as it is, and `batchq access audit` shows the record"
 
@@ -423,7 +457,10 @@ def _damaged(kind: str, key: str, why: str, remedy: str) -> Unreadable:
 def _damaged_fields(name: str, stored: dict[bytes, bytes]) -> list[Unreadable]:
     found = []
     for field in sorted(stored):
-        if not _is_readable(_READERS[name], stored[field]) or not _is_readable(bytes.decode, field):
+        read = _READERS[name]
+        if name == keys.BINDINGS and _is_group(field):
+            read = _AS_GROUP
+        if not _is_readable(read, stored[field]) or not _is_readable(bytes.decode, field):
             shown = name_of(field)[:60]
             remedy = f"delete it as a user of the role api: `HDEL {name} {shown}`"
             found.append(_damaged("Key", name, f"its field {shown} is unreadable", remedy))

@@ -260,7 +260,9 @@ TABLE: tuple[Key, ...] = (
     ),
     _permanent(TOKENS, "hash", "id of a token of the API -> JSON, with the digest of its secret"),
     _permanent(TOKENS_USED, "hash", "id of a token -> its last use, ms"),
-    _permanent(BINDINGS, "hash", "'<subject> <role> <namespace>' -> JSON"),
+    _permanent(
+        BINDINGS, "hash", "'<subject> <role> <namespace>' -> JSON; subject of a local group -> JSON"
+    ),
     _permanent(
         ACCESS_STATE,
         "hash",

@@ -38,6 +38,34 @@ def test_roles_are_given_listed_explained_and_taken_away(batchq: Batchq) -> None
     )
 
 
+def test_local_groups_have_members_and_roles(batchq: Batchq) -> None:
+    group = ("access", "group")
+    assert batchq(*group, "list").err == "there are no local groups\n"
+    made = batchq(*group, "create", "ml", "bob")
+    assert made.out == "group group:local:ml created; members: bob\n"
+    assert batchq(*group, "add", "ml", "alice").out == "members of group:local:ml: alice, bob\n"
+    role = ("group:local:ml", "submitter", "-n", "ml")
+    assert batchq("access", "grant", *role).code == 0
+    may = batchq("access", "why", "alice", "create", "groups", "-n", "ml")
+    assert (may.code, may.out) == (0, "yes: group:local:ml is submitter in namespace ml\n")
+    titles, listed = batchq(*group, "list").lines
+    assert titles.split() == ["GROUP", "MEMBERS", "ROLES"]
+    assert listed.split("  ") == ["group:local:ml", "alice, bob", "submitter in ml"]
+    assert batchq(*group, "remove", "ml", "alice").out == "members of group:local:ml: bob\n"
+    assert batchq("access", "why", "alice", "create", "groups", "-n", "ml").code == 12
+    claimed = batchq("access", "why", "eve", "read", "groups", "--group", "local:ml")
+    assert claimed.err.splitlines()[0] == (
+        "error: --group local:ml: the local groups of a user are known"
+    )
+    gone = batchq(*group, "delete", "ml")
+    assert gone.out == "group group:local:ml deleted; its roles were: submitter in ml\n"
+    missing = batchq("access", "grant", *role)
+    assert (missing.code, missing.err.splitlines()[0]) == (
+        6,
+        "error: there is no group local:ml",
+    )
+
+
 def test_a_wrong_subject_is_refused(batchq: Batchq) -> None:
     refused = batchq("access", "grant", "alice", "viewer")
     assert (refused.code, refused.err.splitlines()) == (

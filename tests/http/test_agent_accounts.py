@@ -29,7 +29,8 @@ import socket, sys
 listening = socket.socket(socket.AF_UNIX)
 listening.bind("\\0" + sys.argv[1])
 if sys.argv[2] == "listens":
-    listening.listen(1)
+    # The APIs of other tests ask, too.
+    listening.listen(128)
 print("ready", flush=True)
 sys.stdin.read()
 """

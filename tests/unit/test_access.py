@@ -20,7 +20,9 @@ from batchq.api.access import (
     Verb,
     Visibility,
     decide,
+    in_local_groups,
     matrix,
+    may_add_members,
     may_bind,
     parse_binding,
 )
@@ -71,6 +73,10 @@ impersonate users         -       -      -         -     all      -
 read    service-accounts  -       -      -         yes   all      -
 create  service-accounts  -       -      -         yes   all      -
 delete  service-accounts  -       -      -         yes   all      -
+read    user-groups       -       -      -         all   all      -
+create  user-groups       -       -      -         -     all      -
+update  user-groups       -       -      -         -     all      -
+delete  user-groups       -       -      -         -     all      -
 """
 #: The rows that differ under another visibility.
 OTHERWISE = {
@@ -204,6 +210,56 @@ def test_a_grant_adds_no_right_to_the_one_who_grants(
     before = rights(alice, bindings)
     if verb is Verb.CREATE and may_bind(alice, bindings, verb, wanted).allowed:
         assert rights(alice, [*bindings, wanted]) == before
+
+
+MEMBERS = st.dictionaries(
+    st.sampled_from(["lab", "ml"]), st.sets(st.sampled_from(["alice", "bob", "cyd"])), max_size=2
+)
+OF_GROUPS = [
+    Binding(subject=f"group:local:{name}", role=role, namespace=namespace)
+    for name in ("lab", "ml")
+    for role in AccessRole
+    for namespace in ("here", "*")
+    if role in OF_NAMESPACES or namespace == "*"
+]
+
+
+@given(
+    given_roles=st.lists(st.sampled_from([*EVERY_BINDING, *OF_GROUPS]), max_size=4),
+    members=MEMBERS,
+    steps=st.lists(
+        st.one_of(
+            st.sampled_from(OF_GROUPS),
+            st.tuples(st.sampled_from(["lab", "ml"]), st.sampled_from(["alice", "bob", "cyd"])),
+        ),
+        max_size=5,
+    ),
+)
+@settings(max_examples=200, deadline=None)
+def test_no_sequence_of_grants_and_members_adds_a_right_to_the_one_who_makes_it(
+    given_roles: list[Binding],
+    members: dict[str, set[str]],
+    steps: list[Binding | tuple[str, str]],
+) -> None:
+    bindings = list(given_roles)
+
+    def alice() -> Identity:
+        memberships: dict[str, list[str]] = {}
+        for name in sorted(members):
+            for user in members[name]:
+                memberships.setdefault(user, []).append(name)
+        return in_local_groups(Identity(user="alice", via="token"), memberships)
+
+    before = rights(alice(), bindings)
+    for step in steps:
+        if isinstance(step, Binding):
+            if may_bind(alice(), bindings, Verb.CREATE, step).allowed:
+                bindings.append(step)
+            continue
+        name, user = step
+        if may_add_members(alice(), bindings, Verb.UPDATE, [user]).allowed:
+            members.setdefault(name, set()).add(user)
+    assert rights(alice(), bindings) == before
 
 
 def test_an_admin_of_a_namespace_grants_its_roles_there_only() -> None:

@@ -9,6 +9,7 @@ import base64
 import http.client
 import json
 import os
+import re
 import shlex
 import socket
 import ssl
@@ -51,7 +52,9 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ApiCredentials(NamedTuple):
-    """The API that a user is logged in to. `authority` is a file of certificates to trust.
+    """The API that a user is logged in to. `authority` is a file of certificates to trust. `pin` is
+    the SHA-256 of the only certificate that the API may have; then no authority has to vouch for
+    it, unless one is named.
 
     `impersonated` is the user in whose name requests are made, and `reason` says why; both are of
     one command, and never kept. `expires_at` is when the token ends, in ISO 8601, if its user is to
@@ -63,11 +66,81 @@ class ApiCredentials(NamedTuple):
     token: str = ""
     authority: str = ""
     expires_at: str = ""
+    pin: str = ""
     impersonated: str = ""
     reason: str = ""
 
 
-_KEPT = ("server", "user", "token", "authority", "expires_at")
+_KEPT = ("server", "user", "token", "authority", "expires_at", "pin")
+#: Begins the digest of a certificate in an address, `https://HOST:PORT#sha256:DIGEST`.
+_PIN = "#sha256:"
+#: Separates an invitation or a join token from the digest of the API's certificate.
+_WITH_PIN = "+"
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+def split_server(url: str, *, variable: str = "") -> tuple[str, str]:
+    """Return the checked address of an API, and the SHA-256 of its certificate, "" if it is not
+    stated: `https://HOST:PORT#sha256:DIGEST`. Raises InvalidInput.
+    """
+    address, mark, fragment = url.partition("#") if url.startswith("https:") else (url, "", "")
+    server = checked_server(address, variable=variable)
+    if not mark:
+        return server, ""
+    pin = f"#{fragment}".removeprefix(_PIN)
+    if not _DIGEST.fullmatch(pin):
+        # The message does not repeat the text, which may contain a token.
+        raise InvalidInput(
+            f"{variable or 'the address of the API'}: expected {_PIN} and 64 hexadecimal digits"
+            " after it, or nothing",
+            hint="the digest of the API's certificate is in the log of `batchq api --self-signed`",
+        )
+    return server, pin
+
+
+def with_pin(server: str, pin: str) -> str:
+    """Return an address with the digest of the API's certificate, if there is one."""
+    return f"{server}{_PIN}{pin}" if pin and server.startswith("https:") else server
+
+
+def pinned_text(token: str, pin: str) -> str:
+    """Return an invitation or a join token together with the digest of the API's certificate."""
+    return f"{token}{_WITH_PIN}{pin}" if pin else token
+
+
+def split_token(text: str) -> tuple[str, str]:
+    """Return a token, and the digest of the API's certificate that came with it, or ""; raises
+    InvalidInput.
+    """
+    token, mark, pin = text.partition(_WITH_PIN)
+    if mark and not _DIGEST.fullmatch(pin):
+        # The message must not show the text.
+        raise InvalidInput(
+            f"expected 64 hexadecimal digits after the {_WITH_PIN!r} of a token, found {len(pin)}"
+            " characters",
+            hint="copy it whole",
+        )
+    return token, pin
+
+
+def agreed_pin(server: str, *pins: str) -> str:
+    """Return the digest that the certificate of an API must have, of those that were given, if any.
+
+    Raises InvalidInput if they differ, or if the API would have no certificate.
+    """
+    found = sorted({*pins} - {""})
+    if len(found) > 1:
+        raise InvalidInput(
+            "the address of the API and the token state different certificates",
+            hint="one of them is of another API, or of a former certificate: ask for a new one",
+        )
+    if found and server.startswith("http:"):
+        raise InvalidInput(
+            f"{server} has no certificate, and the token states the one that the API must have",
+            hint="use https://",
+        )
+    # On a socket and through ssh, the system says who answers.
+    return found[0] if found and server.startswith("https:") else ""
 
 
 def checked_server(url: str, *, variable: str = "") -> str:
@@ -266,7 +339,8 @@ class ApiSession:
         except ssl.SSLCertVerificationError as error:
             raise StoreUnavailable(
                 f"the certificate of {server} cannot be verified: {error.verify_message}",
-                hint="name the authority's certificate with `batchq login --ca-file FILE`",
+                hint="name the authority's certificate with `batchq login --ca-file FILE`, or the"
+                f" digest of the API's own in its address, as {server}{_PIN}DIGEST",
                 lasts=True,
             ) from None
         except (OSError, http.client.HTTPException) as error:
@@ -326,8 +400,17 @@ class ApiSession:
         assert parts.hostname is not None
         if parts.scheme == "http":
             return _WholeRequests(parts.hostname, parts.port, timeout=_TIMEOUT_S)
-        context = ssl.create_default_context(cafile=self._credentials.authority or None)
+        authority, pin = self._credentials.authority, self._credentials.pin
+        context = ssl.create_default_context(cafile=authority or None)
         port = parts.port or _HTTPS_PORT
+        if pin:
+            if not authority:
+                # The digest is compared instead, before anything is sent.
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            pinned = _PinnedConnection(parts.hostname, port, timeout=_TIMEOUT_S, context=context)
+            pinned.pin, pinned.server = pin, server
+            return pinned
         return _SecureConnection(parts.hostname, port, timeout=_TIMEOUT_S, context=context)
 
 
@@ -376,6 +459,31 @@ class _SecureConnection(_WholeRequests, http.client.HTTPSConnection):
     pass
 
 
+class _PinnedConnection(_SecureConnection):
+    """Accepts the certificate with a digest, and no other one."""
+
+    pin = ""
+    server = ""
+
+    def connect(self) -> None:
+        # Commands of other APIs start without them.
+        import hashlib
+        import hmac
+
+        super().connect()
+        certificate = self.sock.getpeercert(binary_form=True) or b""
+        found = hashlib.sha256(certificate).hexdigest()
+        if not hmac.compare_digest(found, self.pin):
+            self.close()
+            raise StoreUnavailable(
+                f"the certificate of {self.server} has the SHA-256 {found}, and {self.pin} was"
+                " expected: another one may answer in its place",
+                hint="if its operator has changed it, ask for the new digest, and log in with"
+                f" `batchq login {self.server}{_PIN}DIGEST`",
+                lasts=True,
+            )
+
+
 class _SocketConnection(_WholeRequests):
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=_TIMEOUT_S)
@@ -415,6 +523,9 @@ def write_credentials(home: Home, credentials: ApiCredentials) -> Path:
     """
     home.prepare()
     kept = {name: getattr(credentials, name) for name in _KEPT}
+    if not credentials.pin:
+        # A former version does not know it.
+        del kept["pin"]
     write_private(home.credentials, json.dumps(kept).encode() + b"\n")
     return home.credentials
 
@@ -458,9 +569,11 @@ def chosen_credentials(
     kept = read_credentials(home) if home.credentials.exists() else None
     if not named:
         return kept
-    server = checked_server(named, variable=SERVER_VARIABLE)
+    server, pin = split_server(named, variable=SERVER_VARIABLE)
     if kept is None or kept.server != server:
         kept = ApiCredentials(server=server)
+    if pin:
+        kept = kept._replace(pin=pin)
     token = environ.get(_TOKEN_VARIABLE, "")
     if token and not (token.isascii() and _is_one_word(token)):
         # The message must not show the text, which may be a token with a wrong character.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from batchq.api.views import GroupView
+    from batchq.api_session import ApiCredentials
     from batchq.client import Client
     from batchq.identity_provider import OidcSettings
 
@@ -51,6 +52,12 @@ _PACKAGES = ("starlette", "uvicorn", "httptools", "h11", "anyio")
 )
 @click.option("--tls-cert", type=_FILE, help="The certificate (chain), in PEM.")
 @click.option("--tls-key", type=_FILE, help="Its key, in PEM, readable by this user only.")
+@click.option(
+    "--self-signed",
+    is_flag=True,
+    help="Make a certificate, once, and keep it in the home of batchq. Invitations and join tokens"
+    " state its digest, by which clients recognise it. Needs the packages of batchq[oidc].",
+)
 @click.option(
     "--behind-proxy",
     is_flag=True,
@@ -143,6 +150,7 @@ def api(
     addresses: tuple[str, ...],
     tls_cert: Path | None,
     tls_key: Path | None,
+    self_signed: bool,
     behind_proxy: bool,
     names: tuple[str, ...],
     agent_users: tuple[str, ...],
@@ -167,9 +175,10 @@ def api(
     from batchq.client.access_control import Delegate
     from batchq.daemon.observability import logs
     from batchq.identity_provider import OidcSettings, checked_issuer
-    from batchq.paths import read_signing_key
+    from batchq.paths import find_home, read_signing_key
 
     try:
+        from batchq.http.own_certificate import own_certificate
         from batchq.http.server import ApiServer, ServeOptions, parse_listen
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _PACKAGES:
@@ -192,10 +201,24 @@ def api(
         )
     elif oidc_client:
         raise UsageError("--oidc-client needs --oidc-issuer, the provider that it belongs to")
+    listen = tuple(parse_listen(text) for text in addresses)
+    if self_signed:
+        if tls_cert is not None or tls_key is not None:
+            raise UsageError(
+                "--self-signed and --tls-cert exclude each other", hint="keep one of them"
+            )
+        home = find_home()
+        home.prepare()
+        hosts = [address.host for address in listen if address.host]
+        found = own_certificate(
+            home.root / "api-certificate.pem", [*names, *hosts, socket.gethostname()]
+        )
+        tls_cert = tls_key = found
     options = ServeOptions(
-        listen=tuple(parse_listen(text) for text in addresses),
+        listen=listen,
         certificate=tls_cert,
         key=tls_key,
+        is_pinned=self_signed,
         behind_proxy=behind_proxy,
         names=names,
         agent_uids=frozenset(_uid(name) for name in agent_users),
@@ -391,7 +414,9 @@ _LONGEST_TOKEN = 256
 def login(server: str, token_file: Path | None, ca_file: Path | None, oidc: bool) -> None:
     """Check a token at the API at SERVER, and keep both in this user's batchq home, mode 0600.
 
-    An invitation (bqi_…) is exchanged for a token first, which works once. With --oidc, your
+    An invitation (bqi_…) is exchanged for a token first, which works once. If it states the digest
+    of the API's certificate, no other one is accepted; with a token, the address may state it, as
+    https://HOST:PORT#sha256:DIGEST. With --oidc, your
     browser may be on another machine; the token lasts 12 hours, with the groups that you have at
     the provider now.
 
@@ -403,13 +428,15 @@ def login(server: str, token_file: Path | None, ca_file: Path | None, oidc: bool
     from batchq.api_session import (
         ApiCredentials,
         ApiSession,
-        checked_server,
+        agreed_pin,
         end_to_warn_of,
+        split_server,
+        split_token,
         write_credentials,
     )
     from batchq.paths import find_home
 
-    address = checked_server(server)
+    address, pin = split_server(server)
     is_named = address.startswith(("unix:", "ssh:"))
     if oidc and (is_named or token_file is not None):
         raise UsageError(
@@ -417,23 +444,24 @@ def login(server: str, token_file: Path | None, ca_file: Path | None, oidc: bool
             hint="as in batchq login https://hpc.example:8443 --oidc",
         )
     is_without = oidc or (is_named and token_file is None)
-    token = "" if is_without else _token_of(token_file)
+    token, stated = ("", "") if is_without else split_token(_token_of(token_file))
+    pin = agreed_pin(address, pin, stated)
     if ca_file is not None and not ca_file.is_file():
         raise InvalidInput(f"--ca-file: there is no file {ca_file}")
     authority = "" if ca_file is None else str(ca_file.absolute())
     if oidc:
-        token = _oidc_token(address, authority)
+        token = _oidc_token(ApiCredentials(server=address, authority=authority, pin=pin))
     if token.startswith("bqi_"):
-        invited = ApiCredentials(server=address, token=token, authority=authority)
+        invited = ApiCredentials(server=address, token=token, authority=authority, pin=pin)
         with ApiSession(invited) as session:
             made = session.request("POST", "/v1/invitations")
         token = made["token"]
         # The invitation is used up, so the token is kept even if the next request fails.
         redeemed = ApiCredentials(
-            server=address, user=made["owner"], token=token, authority=authority
+            server=address, user=made["owner"], token=token, authority=authority, pin=pin
         )
         write_credentials(find_home(), redeemed)
-    tried = ApiCredentials(server=address, token=token, authority=authority)
+    tried = ApiCredentials(server=address, token=token, authority=authority, pin=pin)
     with ApiSession(tried) as session:
         me = session.request("GET", "/v1/me")
     kept = tried._replace(user=me["user"], expires_at=end_to_warn_of(me["token"]))
@@ -441,23 +469,23 @@ def login(server: str, token_file: Path | None, ca_file: Path | None, oidc: bool
     echo(f"{me['user']} is logged in to {address}; the token is kept in {path}")
 
 
-def _oidc_token(server: str, authority: str) -> str:
+def _oidc_token(api: ApiCredentials) -> str:
     """Return a token of the user who logs in at the API's identity provider."""
-    from batchq.api_session import ApiCredentials, ApiSession
+    from batchq.api_session import ApiSession
     from batchq.identity_provider import DeviceLogin, IdentityProvider, checked_issuer
 
     def show(wanted: DeviceLogin) -> None:
         echo(f"open {wanted.url} in a browser, and enter the code {wanted.code}", err=True)
 
-    with ApiSession(ApiCredentials(server=server, authority=authority)) as session:
+    with ApiSession(api) as session:
         known = session.request("GET", "/v1/login")["oidc"]
         if known is None:
             raise InvalidInput(
-                f"the API at {server} trusts no identity provider",
+                f"the API at {api.server} trusts no identity provider",
                 hint="log in with a token or an invitation, without --oidc",
             )
-        issuer = checked_issuer(str(known["issuer"]), f"the provider of {server}")
-        provider = IdentityProvider(issuer, authority)
+        issuer = checked_issuer(str(known["issuer"]), f"the provider of {api.server}")
+        provider = IdentityProvider(issuer, api.authority)
         text = provider.log_in(str(known["client"]), str(known["scope"]), show)
         return str(session.request("POST", "/v1/login", {"token": text})["token"])
 

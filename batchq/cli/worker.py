@@ -293,8 +293,8 @@ def worker(
     if settings.accounts is not None:
         settle(settings.accounts, home)
     if join_file is not None:
-        url = _joined_url(home, node, join_file, api_server, ca_file)
-        settings = structs.replace(settings, url=url)
+        url, address = _joined(home, node, join_file, api_server, ca_file)
+        settings = structs.replace(settings, url=url, api_server=address)
     if settings.accounts is None:
         home.prepare()
     else:
@@ -306,11 +306,14 @@ def worker(
 _JOIN_PAUSE_S = 2.0
 
 
-def _joined_url(
+def _joined(
     home: Home, node: str, join_file: Path, api_server: str | None, ca_file: Path | None
-) -> str:
-    """Return the URL of this agent's own user; join first, when the API answers."""
-    from batchq.client.node_users import JoinRequest, joined_url
+) -> tuple[str, str]:
+    """Return the URL of this agent's own user, and the address of the API for pods; join first,
+    when the API answers.
+    """
+    from batchq.api_session import split_server, with_pin
+    from batchq.client.node_users import JoinRequest, joined
 
     if not api_server:
         raise UsageError(
@@ -319,16 +322,19 @@ def _joined_url(
         )
     if ca_file is not None and not ca_file.is_file():
         raise UsageError(f"--ca-file: there is no file {ca_file}")
+    server, pin = split_server(api_server, variable="--api-server")
     wanted = JoinRequest(
         node=node,
-        server=_api_server(api_server),
+        server=server,
+        pin=pin,
         token_file=join_file,
         authority="" if ca_file is None else str(ca_file.absolute()),
     )
     told = ""
     while True:
         try:
-            return joined_url(home, wanted)
+            url, pin = joined(home, wanted)
+            return url, with_pin(server, pin)
         except StoreUnavailable as error:
             if error.lasts:
                 raise
@@ -388,9 +394,9 @@ def parse_taint(text: str) -> Taint:
 def _api_server(url: str) -> str:
     if not url:
         return ""
-    from batchq.api_session import checked_server
+    from batchq.api_session import split_server, with_pin
 
-    return checked_server(url, variable="--api-server")
+    return with_pin(*split_server(url, variable="--api-server"))
 
 
 def parse_ports(text: str) -> PortRange:

@@ -20,14 +20,14 @@ import socket
 import struct
 import threading
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Struct, structs
 
 from batchq.api.access import digest_of_secret, parse_token
-from batchq.api_session import ApiCredentials, ApiSession
+from batchq.api_session import ApiCredentials, ApiSession, agreed_pin, split_token
 from batchq.client.connection import Access, access, role_named
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import Home, read_private, write_private
@@ -141,6 +141,8 @@ class NodeCredentials(Struct, frozen=True, kw_only=True, rename="camel"):
     password: str
     user: str = ""
     url: str = ""
+    #: The SHA-256 of the API's certificate, if the token stated it.
+    pin: str = ""
 
 
 class JoinRequest(Struct, frozen=True, kw_only=True):
@@ -150,19 +152,35 @@ class JoinRequest(Struct, frozen=True, kw_only=True):
     server: str
     token_file: Path
     authority: str = ""
+    #: The SHA-256 that the API's certificate must have, if it is known.
+    pin: str = ""
 
 
-def joined_url(home: Home, wanted: JoinRequest) -> str:
-    """Return the URL of an agent's own user of the server; join first if that has not been done
+class Joined(NamedTuple):
+    """The URL of an agent's own user of the server, and the SHA-256 of the API's certificate, if
+    it was stated.
+    """
+
+    url: str
+    pin: str
+
+
+def joined(home: Home, wanted: JoinRequest) -> Joined:
+    """Return how an agent reaches the server as its own user; join first if that has not been done
     with this token. After that, the file with the token is no longer needed.
 
     Raises InvalidInput, StoreUnavailable, and the errors of the API.
     """
     kept = _kept(home)
     text = _token_in(wanted.token_file, is_needed=kept is None or not kept.url)
-    token = "" if text is None else _id_of(text, wanted.token_file)
+    token, stated = "", ""
+    if text is not None:
+        text, stated = split_token(text)
+        token = _id_of(text, wanted.token_file)
+    pin = agreed_pin(wanted.server, wanted.pin, stated)
     if kept is None or (token and kept.token != token):
-        kept = NodeCredentials(node=wanted.node, token=token, password=secrets.token_hex(32))
+        password = secrets.token_hex(32)
+        kept = NodeCredentials(node=wanted.node, token=token, password=password, pin=pin)
     if kept.node != wanted.node and not kept.url:
         # It was refused under the other name, or no answer came. A token is good for one node.
         kept = structs.replace(kept, node=wanted.node)
@@ -172,17 +190,20 @@ def joined_url(home: Home, wanted: JoinRequest) -> str:
             hint=f"start it with --name {kept.node}, or in another BATCHQ_HOME",
         )
     if kept.url:
-        return _with_user(kept, wanted.authority)
+        return Joined(_with_user(kept, wanted.authority), wanted.pin or kept.pin)
     assert text is not None
+    kept = structs.replace(kept, pin=pin)
     _keep(home, kept)
-    credentials = ApiCredentials(server=wanted.server, token=text, authority=wanted.authority)
+    credentials = ApiCredentials(
+        server=wanted.server, token=text, authority=wanted.authority, pin=pin
+    )
     with ApiSession(credentials) as session:
         path = f"/v1/nodes/{quote(kept.node, safe='')}/user"
         made = session.request("PUT", path, {"digest": digest_of_secret(kept.password)})
     kept = structs.replace(kept, user=str(made["user"]), url=str(made["url"]))
     url = _with_user(kept, wanted.authority)
     _keep(home, kept)
-    return url
+    return Joined(url, kept.pin)
 
 
 def _token_in(path: Path, *, is_needed: bool) -> str | None:

@@ -28,6 +28,7 @@ from batchq.api.access import (
 )
 from batchq.api.notation import subdomain_problem
 from batchq.api.times import DAY, format_duration, format_instant, parse_duration
+from batchq.api_session import pinned_text
 from batchq.client.access_control import (
     USUAL_DAYS,
     USUAL_INVITATION_MS,
@@ -215,7 +216,8 @@ def invite_user(call: ApiCall) -> ApiAnswer:
     if binding is not None:
         call.delegate.access.grant(binding, call.actor, because=decision.because)
     call.context.book.renew(call.delegate.access)
-    document = {**token_row(created.record), "invitation": created.text}
+    text = pinned_text(created.text, call.context.certificate)
+    document = {**token_row(created.record), "invitation": text}
     return ApiAnswer(document=document, status=HTTPStatus.CREATED)
 
 
@@ -447,7 +449,8 @@ def invite_node(call: ApiCall) -> ApiAnswer:
         call.path["name"], call.actor, lasts_ms=lasts_ms, because=decision.because
     )
     call.context.book.renew(call.delegate.access)
-    document = {**token_row(created.record), "join": created.text}
+    text = pinned_text(created.text, call.context.certificate)
+    document = {**token_row(created.record), "join": text}
     return ApiAnswer(document=document, status=HTTPStatus.CREATED)
 
 

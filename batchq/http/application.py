@@ -118,6 +118,8 @@ class ApiSettings(Struct, frozen=True, kw_only=True):
     behind_proxy: bool = False
     registrar: NodeRegistrar | None = None
     id_tokens: IdTokens | None = None
+    #: The digest by which clients recognise the API's certificate, if they do.
+    certificate: str = ""
 
 
 class ApiApplication:
@@ -368,6 +370,7 @@ class ApiApplication:
             table=self._table,
             id_tokens=self._settings.id_tokens,
             registrar=self._settings.registrar,
+            certificate=self._settings.certificate,
             openapi=lambda: self._openapi,
         )
 

@@ -138,6 +138,8 @@ class CallContext(Struct, frozen=True, kw_only=True):
     id_tokens: IdTokens | None
     #: Makes and removes the users of nodes; None if this API has no registrar.
     registrar: NodeRegistrar | None
+    #: The digest by which clients recognise the API's certificate, if they do.
+    certificate: str
     #: Lays out groups as `batchq jobs` does: their views, the instant, whether to name namespaces,
     #: and the form.
     table: GroupTable

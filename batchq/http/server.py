@@ -32,6 +32,7 @@ from batchq.http.connections import (
     most_connections,
 )
 from batchq.http.identities import SocketAccounts, account_name
+from batchq.http.own_certificate import digest_of_certificate
 from batchq.identity_provider import OidcSettings
 from batchq.paths import LONGEST_SOCKET_PATH_BYTES
 from batchq.system import structlog
@@ -96,6 +97,8 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     listen: tuple[ListenAddress, ...]
     certificate: Path | None = None
     key: Path | None = None
+    #: Whether clients recognise the certificate by its digest.
+    is_pinned: bool = False
     behind_proxy: bool = False
     names: tuple[str, ...] = ()
     #: Accounts under which agents of this machine run pods.
@@ -122,8 +125,8 @@ def check_options(options: ServeOptions) -> None:
             raise InvalidInput(
                 f"--listen {address}: other machines could read tokens on the way, because there"
                 " is no TLS",
-                hint="give --tls-cert and --tls-key; or listen on a unix socket or 127.0.0.1; or"
-                " say --behind-proxy if a proxy in front speaks TLS",
+                hint="give --tls-cert and --tls-key, or --self-signed; or listen on a unix socket"
+                " or 127.0.0.1; or say --behind-proxy if a proxy in front speaks TLS",
             )
     if os.getuid() in options.agent_uids:
         raise InvalidInput(
@@ -164,7 +167,12 @@ class ApiServer:
     ) -> None:
         agents = AgentAccounts(options.agent_uids)
         check_options(options)
+        secured = _tls_context(options) is not None
         _check_account(options, agents)
+        #: The digest by which clients recognise the certificate; "" if an authority vouches for it.
+        self.pin = ""
+        if options.is_pinned and options.certificate is not None:
+            self.pin = digest_of_certificate(options.certificate)
         hosts = [_host_name(address) for address in options.listen if address.host]
         settings = ApiSettings(
             accounts=SocketAccounts(
@@ -175,9 +183,9 @@ class ApiServer:
             behind_proxy=options.behind_proxy,
             registrar=None if options.registrar is None else NodeRegistrar(options.registrar),
             id_tokens=None if options.oidc is None else _id_tokens(options.oidc),
+            certificate=self.pin,
         )
         self._options = options
-        secured = _tls_context(options) is not None
         self._undo = ExitStack()
         with ExitStack() as undo:
             self._sockets = [_listening(address, undo) for address in options.listen]
@@ -245,6 +253,8 @@ class ApiServer:
     async def _run(self) -> None:
         for url in self.urls:
             _log.info("api.listens", url=url)
+        if self.pin:
+            _log.info("api.certificate", sha256=self.pin, file=str(self._options.certificate))
         self._application.start()
         try:
             await self._server.serve()

@@ -27,7 +27,7 @@ from batchq.client.node_users import (
     NodeRegistrar,
     NodeUserService,
     checked_agents_url,
-    joined_url,
+    joined,
 )
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import Home
@@ -137,7 +137,7 @@ def site(shared: Site) -> Iterator[Site]:
 def test_an_agent_that_joins_gets_a_user_for_its_own_node_alone(site: Site, folder: Path) -> None:
     home = Home(folder / "home")
     wish = site.wish("gpu1", site.invite("gpu1"))
-    url = joined_url(home, wish)
+    url = joined(home, wish).url
     assert url.startswith("unix://worker-gpu1:")
     assert stat.S_IMODE(home.node_credentials.stat().st_mode) == 0o600
     client = redis.Redis.from_url(url)
@@ -150,7 +150,7 @@ def test_an_agent_that_joins_gets_a_user_for_its_own_node_alone(site: Site, fold
     client.close()
     # A restart needs neither the file nor the API.
     wish.token_file.unlink()
-    assert joined_url(home, wish) == url
+    assert joined(home, wish).url == url
 
 
 def test_the_users_outlast_a_restart_of_the_server(site: Site, folder: Path) -> None:
@@ -299,21 +299,21 @@ def test_an_agent_whose_answer_was_lost_joins_with_the_password_that_it_kept(
     nowhere = "http://127.0.0.1:1"
     away = JoinRequest(node="gpu1", server=nowhere, token_file=wish.token_file)
     with pytest.raises(StoreUnavailable):
-        joined_url(home, away)
+        joined(home, away)
     kept = json.loads(home.node_credentials.read_bytes())
     token = wish.token_file.read_text().strip()
     assert site.join(token, "gpu1", digest_of_secret(kept["password"])).status == 200
-    assert kept["password"] in joined_url(home, wish)
+    assert kept["password"] in joined(home, wish).url
     assert site.can_log_in("worker-gpu1", kept["password"])
 
 
 def test_an_agent_that_has_joined_does_not_start_as_another_node(site: Site, folder: Path) -> None:
     home = Home(folder / "home")
-    joined_url(home, site.wish("gpu1", site.invite("gpu1")))
+    joined(home, site.wish("gpu1", site.invite("gpu1")))
     wish = site.wish("gpu1", site.invite("gpu1"))
     other = JoinRequest(node="gpu2", server=wish.server, token_file=folder / "none")
     with pytest.raises(InvalidInput, match="has joined as node gpu1, and was started as gpu2"):
-        joined_url(home, other)
+        joined(home, other)
 
 
 def test_an_agent_that_was_refused_under_a_wrong_name_joins_under_its_own(
@@ -323,17 +323,17 @@ def test_an_agent_that_was_refused_under_a_wrong_name_joins_under_its_own(
     wish = site.wish("gpu1", site.invite("gpu1"))
     wrong = JoinRequest(node="gpu2", server=wish.server, token_file=wish.token_file)
     with pytest.raises(BatchqError, match="is for node gpu1, and does not permit joining as"):
-        joined_url(home, wrong)
-    assert "worker-gpu1:" in joined_url(home, wish)
+        joined(home, wrong)
+    assert "worker-gpu1:" in joined(home, wish).url
 
 
 def test_credentials_that_others_may_read_are_not_used(site: Site, folder: Path) -> None:
     home = Home(folder / "home")
     wish = site.wish("gpu1", site.invite("gpu1"))
-    joined_url(home, wish)
+    joined(home, wish)
     home.node_credentials.chmod(0o644)
     with pytest.raises(InvalidInput, match="other users may read the secret in it"):
-        joined_url(home, wish)
+        joined(home, wish)
 
 
 @pytest.mark.parametrize("is_read", [True, False])

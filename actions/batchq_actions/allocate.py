@@ -26,8 +26,8 @@ from batchq.core.placement.elastic import (
     waits_behind,
 )
 from batchq.core.placement.feasibility import why_not_when_empty
-from batchq.core.placement.gangs import bind_kept, bind_until_ready, least_first
 from batchq.core.placement.kept_places import drop
+from batchq.core.placement.placement import bind_kept, bind_until_ready, least_first
 from batchq.core.placement.topology import domains_for, may_move
 from batchq.core.preemption.pledges import (
     amounts_by_node,

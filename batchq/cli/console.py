@@ -34,7 +34,7 @@ from batchq.api.exec_session import (
     TerminalSize,
     decoded_end,
 )
-from batchq.client.pod_commands import CommandSession
+from batchq.client.pods import CommandSession
 from batchq.errors import BatchqError, Conflict, StoreUnavailable
 
 _TURN_MS = 200

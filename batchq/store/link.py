@@ -29,8 +29,9 @@ from batchq.store.keys import ACCESS, REVISION, SCHEDULERS
 from batchq.store.outage import Patience
 from batchq.store.records import whole
 from batchq.store.scripts import ALL, Script
-from batchq.store.sentinel import NoPrimary, PrimaryPool
 from batchq.store.urls import (
+    NoPrimary,
+    PrimaryPool,
     checked_url,
     is_of_node,
     is_sentinel,

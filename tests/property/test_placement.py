@@ -19,10 +19,15 @@ from batchq.assembly import assemble
 from batchq.config.model import PluginEntry, SchedulerConfig
 from batchq.core.extension import POINTS
 from batchq.core.placement import placement
-from batchq.core.placement.gangs import bind_until_ready
 from batchq.core.placement.node_matrix import NODE_ROWS, RowRanking
 from batchq.core.placement.node_order import Judge, rank_of
-from batchq.core.placement.placement import RANKINGS, fill_nodes, find_node, slots_for
+from batchq.core.placement.placement import (
+    RANKINGS,
+    bind_until_ready,
+    fill_nodes,
+    find_node,
+    slots_for,
+)
 from batchq.core.session.session import Session
 from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.specs import TaskShape

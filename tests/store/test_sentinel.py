@@ -10,7 +10,7 @@ import redis
 from rq import Queue
 
 from batchq.errors import InvalidInput, StoreUnavailable
-from batchq.store import sentinel
+from batchq.store import urls
 from batchq.store.link import Link
 from batchq.store.redis import RedisStore, open_store
 from batchq.store.rq_link import RqLink
@@ -252,7 +252,7 @@ def test_a_primary_that_becomes_a_replica_causes_a_bounded_outage(
     watched: ReplicatedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The sentinels are not asked until the server itself refuses.
-    monkeypatch.setattr(sentinel, "LOOK_EVERY_S", 600.0)
+    monkeypatch.setattr(urls, "LOOK_EVERY_S", 600.0)
     store = open_store(watched.url)
     insist(store, "early")
     primary = watched.primary()
@@ -288,8 +288,8 @@ def test_sentinels_that_are_away_do_not_matter_while_the_primary_answers(
     dying: ReplicatedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # They are asked each time that a connection is used.
-    monkeypatch.setattr(sentinel, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(sentinel, "_USES_PER_LOOK", 0)
+    monkeypatch.setattr(urls, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(urls, "_USES_PER_LOOK", 0)
     store = open_store(dying.url)
     insist(store, "early")
     for port in dying.sentinels:

@@ -10,8 +10,14 @@ from itertools import islice, takewhile
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod
 from batchq.api.resources import ONE_POD, PODS, Amounts, covers, minus
-from batchq.core.placement.gangs import bind_until_ready, node_for, pending_pods
-from batchq.core.placement.placement import find_node, tasks_in_order, usable_nodes
+from batchq.core.placement.placement import (
+    bind_until_ready,
+    find_node,
+    node_for,
+    pending_pods,
+    tasks_in_order,
+    usable_nodes,
+)
 from batchq.core.preemption.pledges import (
     awaits_victims,
     end_pledge,

@@ -37,8 +37,8 @@ from batchq.core.placement.feasibility import (
     wanted_of,
     why_not_when_empty,
 )
-from batchq.core.placement.gangs import bind_until_ready
 from batchq.core.placement.placement import (
+    bind_until_ready,
     explain_no_node,
     fill_largest_first,
     fill_nodes,

@@ -31,8 +31,7 @@ from batchq.core.placement.elastic import (
     waiting_extras,
     waits_behind,
 )
-from batchq.core.placement.gangs import bind_until_ready
-from batchq.core.placement.placement import gang_of, slots_for, waits_for_its_own
+from batchq.core.placement.placement import bind_until_ready, gang_of, slots_for, waits_for_its_own
 from batchq.core.placement.topology import choose_domain, domains_for, may_choose
 from batchq.core.preemption.candidates import FIRST_SEARCH, SearchTerms, pledged_below
 from batchq.core.preemption.pledges import release_to

@@ -67,6 +67,7 @@ from batchq.http.group_endpoints import (
     why_group,
     write_command,
 )
+from batchq.http.metrics_endpoint import show_metrics
 from batchq.http.object_endpoints import (
     MOST_REQUEST_BYTES,
     ChangeRequest,
@@ -430,6 +431,11 @@ ROUTES: tuple[ApiRoute, ...] = (
         ),
     ),
     ApiRoute(
+        method="GET", path="/v1/metrics", name="showMetrics", endpoint=show_metrics,
+        verb=Verb.READ, kind=TargetKind.QUEUES, is_explanation=True, answer="Text",
+        about="Return metrics for Prometheus, of the groups that the caller may see.",
+    ),
+    ApiRoute(
         method="GET", path="/v1/views/queues", name="viewQueues", endpoint=view_queues,
         verb=Verb.READ, kind=TargetKind.QUEUES, is_explanation=True, answer="View",
         about="Return the queues as `batchq queues` shows them.",
@@ -745,6 +751,8 @@ def _parameter(parameter: QueryParameter) -> dict[str, Any]:
 def _responses(route: ApiRoute) -> dict[str, Any]:
     if route.answer == "Frames":
         content = {NDJSON: {"schema": {"type": "string"}}}
+    elif route.answer == "Text":
+        content = {"text/plain": {"schema": {"type": "string"}}}
     elif route.answer == "Lines":
         content = {form: {"schema": {"type": "string"}} for form in _LINES}
     else:

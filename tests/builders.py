@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import structs
 
+from batchq.api.containers import image_to_pull
 from batchq.api.intents import AdmitGroup, Bind, Intent
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import (
@@ -94,6 +95,7 @@ def a_pod(group: PodGroup, index: int = 0, *, task: str = "w", **status: Any) ->
             requests=template.requests,
             termination_grace=template.termination_grace,
             ports=0 if group.spec.launch is None else group.spec.launch.ports,
+            image=image_to_pull(template.container),
         ),
         status=PodStatus(group_uid=meta.uid, admission=admission, attempt=1, **status),
     )

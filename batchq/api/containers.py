@@ -55,6 +55,17 @@ def runtime_of(container: Container) -> RuntimeName:
     return "bwrap" if not image or image.startswith("/") else "podman"
 
 
+def image_to_pull(container: Container | None) -> str:
+    """Return the reference of the image that the container's runtime downloads; "" if its image is
+    a file or a folder, or if it has none.
+    """
+    if container is None:
+        return ""
+    image, runtime = container.image, runtime_of(container)
+    is_remote = runtime == "podman" and not image.startswith("/")
+    return image if is_remote or (runtime == "apptainer" and "://" in image) else ""
+
+
 def without_lacking(labels: Mapping[str, str]) -> dict[str, str]:
     """Return a node's labels for people, by key: without those of runtimes that it lacks, and
     without what each agent of this version can do.
@@ -122,17 +133,8 @@ def container_problems(template: PodTemplate, path: str) -> Iterator[str]:
     if container is None:
         return
     path = f"{path}.container"
-    image, runtime = container.image, runtime_of(container)
-    if len(image) > _MOST_TEXT or image.startswith("-") or any(one in image for one in "\0\n"):
-        yield f"{path}.image: expected a path or a reference of an image, found {shown(image)}"
-    if not image and runtime != "bwrap":
-        yield f"{path}.image: {runtime} needs an image; without one the runtime is bwrap"
-    if image and runtime == "bwrap" and not image.startswith("/"):
-        yield f"{path}.image: bwrap takes an absolute path of a folder, found {shown(image)}"
-    if image and template.function:
-        yield f"{path}.image: a function runs in a Python of its node; give a command instead"
-    if image and activated:
-        yield f"{path}.image: envActivate names a folder of the node; set PATH in env instead"
+    runtime = runtime_of(container)
+    yield from _image_problems(template, container, f"{path}.image")
     if container.isolate and runtime != "bwrap":
         yield f"{path}.isolate: only bwrap isolates devices, and the runtime is {runtime}"
     if len(container.mounts) > MOST_MOUNTS:
@@ -143,3 +145,23 @@ def container_problems(template: PodTemplate, path: str) -> Iterator[str]:
                 f"{path}.mounts: expected SRC, SRC:DST or SRC:DST:ro with absolute paths without"
                 f" commas, found {shown(text)}"
             )
+
+
+def _image_problems(template: PodTemplate, container: Container, path: str) -> Iterator[str]:
+    activated = template.env_activate
+    image, runtime = container.image, runtime_of(container)
+    if len(image) > _MOST_TEXT or image.startswith("-") or any(one in image for one in "\0\n"):
+        yield f"{path}: expected a path or a reference of an image, found {shown(image)}"
+    if not image and runtime != "bwrap":
+        yield f"{path}: {runtime} needs an image; without one the runtime is bwrap"
+    if image and runtime == "bwrap" and not image.startswith("/"):
+        yield f"{path}: bwrap takes an absolute path of a folder, found {shown(image)}"
+    if image and runtime == "enroot" and "://" in image:
+        yield (
+            f"{path}: enroot takes the path of a file, found {shown(image)}; make one with"
+            " `enroot import`"
+        )
+    if image and template.function:
+        yield f"{path}: a function runs in a Python of its node; give a command instead"
+    if image and activated:
+        yield f"{path}: envActivate names a folder of the node; set PATH in env instead"

@@ -23,7 +23,8 @@ from batchq.api.objects import Integer, Taint
 #: other: unknown fields are ignored, and missing ones have defaults. Since 2, the leader announces
 #: stops on the wake-up channels of nodes; an agent finds them later without. Since 3, agents start
 #: pods of groups with `spec.launch`. Since 4, they start pods of such gangs again alone (`restart:
-#: pod`), and gangs of MPI; no such pod is bound to an older one.
+#: pod`), and gangs of MPI; no such pod is bound to an older one. They also report that they
+#: pull an image.
 PROTOCOL, FIRST_WITH_MPI = 4, 4
 
 #: The interval of an agent's heartbeats, unless `batchq worker --beat` sets another.
@@ -44,6 +45,10 @@ AGENT_SOCKET = "batchq-agent/"
 
 #: The longest message about an attempt's end, in characters.
 LONGEST_MESSAGE = 2_000
+#: The exit code of a pod without its container, as docker has it.
+NO_CONTAINER = 125
+#: How many pulls of an image may fail before its pod fails.
+MOST_PULLS = 3
 
 #: An IPv6 address with a zone.
 _LONGEST_ADDRESS = 64
@@ -95,6 +100,24 @@ class StartClaim(
     address: str = ""
     ports: tuple[Integer, ...] = ()
     devices: tuple[str, ...] = ()
+    #: For how long its image was pulled.
+    pulled_ms: Integer = 0
+
+    @property
+    def subject(self) -> str:
+        return subject_of_pod(self.pod, self.attempt)
+
+
+class Pulls(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pulls", tag_field="fact"):
+    """The image of an attempt that is Bound to the node is being pulled.
+
+    `trouble`: why the last of `failures` pulls failed, if the next one has not begun.
+    """
+
+    pod: str
+    attempt: Integer
+    failures: Integer = 0
+    trouble: str = ""
 
     @property
     def subject(self) -> str:
@@ -166,7 +189,7 @@ class Leaves(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="leaves"
         return NODE
 
 
-NodeReport: TypeAlias = StartClaim | Ended | Runs | Serves | Leaves
+NodeReport: TypeAlias = StartClaim | Pulls | Ended | Runs | Serves | Leaves
 
 
 def subject_of_pod(pod: str, attempt: int) -> str:

@@ -506,6 +506,8 @@ class PodSpec(Value, frozen=True):
     priority: Integer | None = None
     #: How many ports its agent reserves for it: 0 unless its group has `spec.launch`.
     ports: Integer = 0
+    #: The image that its agent has the container's runtime pull before the pod claims its place.
+    image: str = ""
     #: For a pod in a simulated cluster: pods made by batchq have none.
     scheduling_gates: tuple[SchedulingGate, ...] = ()
 

@@ -61,7 +61,7 @@ from batchq.cli.queues import show_queue_page
 from batchq.client import ROOT, Client
 from batchq.errors import NotFound, UsageError
 
-_MOST_AHEAD = 5
+_MOST_AHEAD, _MOST_RESTARTS = 5, 10
 _MOST_IN_LINE = 10
 
 
@@ -183,11 +183,15 @@ def _addresses(pods: Sequence[Pod]) -> list[tuple[str, ...]]:
 
 
 def _reasons(why: Why) -> Iterator[tuple[str, ...]]:
-    """Yield each reason with its remedy, and what the next session does."""
+    """Yield each reason with its remedy, what becomes of single pods, and what the next session
+    does.
+    """
     for place, reason in enumerate(why.reasons, start=1):
         yield f"{place}. {reason.reason}", reason.message
         if reason.remedy:
             yield "What to do", reason.remedy
+    for restart in why.restarts[:_MOST_RESTARTS]:
+        yield "Pods", restart
     if why.line_ahead:
         more = len(why.line_ahead) - _MOST_AHEAD
         shown = ", ".join(why.line_ahead[-_MOST_AHEAD:])

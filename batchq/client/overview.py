@@ -384,12 +384,15 @@ def gated_pods(group: GroupState) -> tuple[Verdict, ...]:
 def restarts_of(session: Session, group: GroupState) -> tuple[str, ...]:
     """Return which pods of an admitted group have failed, were lost or evicted, or are on nodes
     that are not ready, and when they start again, e.g. `pod r-main-0 exited with 3; retry 1 of 2
-    starts in 6s`.
+    starts in 6s`; and which wait for their images.
     """
     if group.is_external or group.phase not in ADMITTED:
         return ()
     found: dict[tuple[str, str], list[Pod]] = {}
+    pulling: list[str] = []
     for pod in group.current():
+        if pod.status.phase == PodPhase.BOUND and pod.status.message:
+            pulling.append(_pulling(pod, session.now_ms))
         node = session.nodes.by_name.get(pod.status.node)
         if pod.status.phase in ON_NODE and node is not None and not node.ready:
             found.setdefault((f"is on node {node.name}, which is not ready", ""), []).append(pod)
@@ -400,10 +403,23 @@ def restarts_of(session: Session, group: GroupState) -> tuple[str, ...]:
         if pod.status.phase == PodPhase.FAILED:
             retry = f"retry {pod.status.failures} of {group.record.spec.retry.limit}"
         found.setdefault((_how_it_ended(pod), retry), []).append(pod)
-    return tuple(
+    restarts = [
         f"{_named_pods(pods, how)}; {_starts_again(session, group, pods, retry)}"
         for (how, retry), pods in sorted(found.items())
-    )
+    ]
+    if len(pulling) > _MOST_PULLING:
+        pulling[_MOST_PULLING:] = [f"{len(pulling) - _MOST_PULLING} more pods wait for images"]
+    return (*restarts, *pulling)
+
+
+#: How many pods that wait for images are named.
+_MOST_PULLING = 3
+
+
+def _pulling(pod: Pod, now_ms: int) -> str:
+    since_ms = max(0, now_ms - (pod.status.bound_at or now_ms))
+    name = pod.metadata.name
+    return f"pod {name} waits for its image, for {describe_age(since_ms)}: {pod.status.message}"
 
 
 #: The phases of pods that start again, unless they have ended for good.

@@ -22,11 +22,13 @@ from batchq.api.lifecycle import ON_NODE, TERMINAL, PodPhase
 from batchq.api.node_report import (
     AGENT_ANNOTATION,
     LONGEST_MESSAGE,
+    MOST_PULLS,
     PROTOCOL_ANNOTATION,
     Ended,
     Leaves,
     NodeReport,
     PodOutcome,
+    Pulls,
     Runs,
     Serves,
     StartClaim,
@@ -36,6 +38,7 @@ from batchq.api.notation import counted, resource_problem
 from batchq.api.objects import Metadata, Node, NodeSpec, NodeStatus, Pod, PodGroup, full_name
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import LARGEST, of_pod
+from batchq.api.times import describe_age
 from batchq.api.transaction import (
     CAPACITY,
     Charge,
@@ -192,7 +195,9 @@ class NodeReportProcessor:
         """Read the objects that the reports are about, in at most three requests."""
         reports = [one.report for one in posted]
         uids = dict.fromkeys(
-            report.pod for report in reports if isinstance(report, StartClaim | Ended | Runs)
+            report.pod
+            for report in reports
+            if isinstance(report, StartClaim | Pulls | Ended | Runs)
         )
         unknown = [uid for uid in uids if uid not in known]
         names = [one.node for one in posted if isinstance(one.report, Serves | Leaves)]
@@ -242,6 +247,8 @@ def _plan_for(
         case StartClaim():
             pod = seen.pods.get(report.pod)
             return claim(pod, node, report, now_ms=now_ms, generation=generation)
+        case Pulls():
+            return pulls(seen.pods.get(report.pod), node, report, now_ms=now_ms)
         case Ended():
             return end(seen.pods.get(report.pod), node, report, now_ms=now_ms)
         case Runs():
@@ -306,6 +313,38 @@ def _states_place(report: StartClaim, count: int) -> bool:
     """Return whether a claim states an address, and as many ports as its pod asks for."""
     are_ports = len(set(report.ports)) == count and all(0 < port < 65_536 for port in report.ports)
     return are_ports and is_address(report.address)
+
+
+def pulls(
+    pod: Pod | None, node: str, report: Pulls, *, now_ms: int
+) -> Transaction | Superseded | None:
+    """Return the note that the image of a Bound pod is being pulled; its phase stays."""
+    if pod is None or pod.status.attempt != report.attempt or pod.status.node != node:
+        return Superseded()
+    if pod.status.phase != PodPhase.BOUND or not pod.spec.image:
+        return Superseded()
+    image = pod.spec.image
+    message, reason = f"pulling image {image} on node {node}", "Pulling"
+    if report.trouble:
+        message = (
+            f"image {image} could not be pulled on node {node}, which is tried again"
+            f" ({report.failures} of {MOST_PULLS} times): {report.trouble}"
+        )
+        reason = "PullFailed"
+    message = message[:LONGEST_MESSAGE]
+    if message == pod.status.message:
+        return None
+    status = _set(pod.status, message=message)
+    return Transaction(
+        subject=_group_of(pod),
+        writes=(_write(pod, _set(pod, status=status)),),
+        events=(_event_of(pod, reason, message, now_ms),),
+    )
+
+
+def _event_of(pod: Pod, reason: str, message: str, now_ms: int) -> Event:
+    text = f"{full_name(pod)}: {message}"
+    return Event(kind="Pod", key=pod.metadata.uid, reason=reason, message=text, at=now_ms)
 
 
 def end(
@@ -388,14 +427,24 @@ def runs(
 
 
 def _running(pod: Pod, report: StartClaim | Ended | Runs, *, now_ms: int) -> Transaction:
-    status = _set(pod.status, phase=PodPhase.RUNNING, started_at=now_ms, holder=report.author)
+    status = _set(
+        pod.status, phase=PodPhase.RUNNING, started_at=now_ms, holder=report.author, message=""
+    )
+    events: tuple[Event, ...] = ()
+    if isinstance(report, StartClaim) and report.pulled_ms > 0:
+        pulled = (
+            f"image {pod.spec.image} was pulled on node {status.node} within"
+            f" {describe_age(report.pulled_ms)}"
+        )
+        events = (_event_of(pod, "Pulled", pulled[:LONGEST_MESSAGE], now_ms),)
     if pod.spec.ports and isinstance(report, StartClaim):
         status = _set(status, address=report.address, ports=report.ports)
     if not isinstance(report, Ended) and report.devices and devices_in(pod.spec.requests):
         # A node may send anything.
         ids = dict.fromkeys(one for one in report.devices if is_device_id(one))
         status = _set(status, devices=tuple(ids)[:MOST_DEVICES])
-    return Transaction(subject=_group_of(pod), writes=(_write(pod, _set(pod, status=status)),))
+    writes = (_write(pod, _set(pod, status=status)),)
+    return Transaction(subject=_group_of(pod), writes=writes, events=events)
 
 
 def _ended(pod: Pod, after: Pod, now_ms: int) -> Transaction:

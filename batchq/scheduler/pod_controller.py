@@ -374,17 +374,28 @@ def _follow_pods(statement: Statement, group: GroupState, *, enough: bool) -> No
             since = status.in_queue_at if status.in_queue_at is not None else now_ms
             # An open claim has a clock of its own, and the timeout is suspended while the group
             # waits for victims.
-            waits = not status.claim.is_open and not clock_stands(statement.session, group)
+            stands = clock_stands(statement.session, group) or _pulls_images(group)
+            waits = not status.claim.is_open and not stands
             if waits and since + settings.in_queue_timeout_ms <= now_ms:
                 limit = format_duration(settings.in_queue_timeout_ms)
                 message = "; ".join((f"not Running within {limit}", *_missing_nodes(group)))
                 roll_back(statement, group, Leaving.IN_QUEUE_TIMEOUT, message)
         case PodGroupPhase.UNKNOWN, False:
             since = status.unknown_at if status.unknown_at is not None else now_ms
-            if since + settings.recovery_timeout_ms <= now_ms:
+            if since + settings.recovery_timeout_ms <= now_ms and not _pulls_images(group):
                 limit = format_duration(settings.recovery_timeout_ms)
                 message = f"too few of its pods ran for {limit}"
                 roll_back(statement, group, Leaving.RECOVERY_TIMEOUT, message)
+
+
+def _pulls_images(group: GroupState) -> bool:
+    """Return whether images of its pods are being pulled, which the agents limit in time. A Bound
+    pod has a message only meanwhile.
+    """
+    return any(
+        pod.status.phase == PodPhase.BOUND and pod.status.message
+        for pod in group.live_pods.values()
+    )
 
 
 def _missing_nodes(group: GroupState) -> list[str]:

@@ -361,13 +361,14 @@ def lab() -> Iterator[Machine]:
 
 
 def test_the_guide_has_commands_to_run() -> None:
-    assert len(SUBMISSIONS) == 7
+    assert len(SUBMISSIONS) == 8
 
 
 @pytest.mark.parametrize("words", SUBMISSIONS, ids=lambda words: words[3])
 def test_the_guide_submits_jobs_that_run(lab: Machine, words: list[str]) -> None:
-    name, pods = words[words.index("--name") + 1], 4
+    name, pods = words[words.index("--name") + 1], int(words[words.index("-N") + 1])
     path = f"PATH={lab.root}:{os.environ['PATH']}"
     lab.batchq("submit", "--wait", "--env", path, *words[2:])
-    processes = pods * (8 if "--gpus" in words and "8" in words else 1)
+    in_each = 2 if "--processes" in words else 8 if "--gpus" in words and "8" in words else 1
+    processes = pods * in_each
     assert sorted(output(lab, name)) == sorted(f"{name} 0 {rank}" for rank in range(processes))

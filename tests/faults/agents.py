@@ -27,13 +27,21 @@ from batchq.worker.rendezvous import is_complete, uids_of_gang
 from batchq.worker.workhorse.leases import VoucherTable
 from tests.faults.horses import Horse
 from tests.faults.machines import Machine
+from tests.faults.pulls import Pulls
 from tests.faults.server import FaultyStore
 
 #: No process has such a pid, so another agent on this machine counts as dead.
 _NO_PID = 10**9
 _SLOTS, _LAUNCHES_PER_TURN = 64, 8
 ADDRESS = "127.0.0.1"
-PACES = Paces(check_first_ms=200, check_max_ms=1_000, renew_parts=6, patience_ms=30_000)
+RUNTIMES = {"batchq/runtime-podman": "yes"}
+PACES = Paces(
+    check_first_ms=200,
+    check_max_ms=1_000,
+    renew_parts=6,
+    patience_ms=30_000,
+    pull_again_ms=1_000,
+)
 
 
 class AgentPaces(Struct, frozen=True, kw_only=True):
@@ -89,6 +97,7 @@ class Agent:
         """Start over, as a new process does."""
         node = self.machine.name
         self.vouchers = VoucherTable(2 * _SLOTS)
+        self._pulls = Pulls(self.machine)
         self.state = AgentState(
             node=node,
             author=self.identity,
@@ -101,7 +110,7 @@ class Agent:
         self._devices = DevicePool(FoundDevices(), declared=self.machine.resources)
         self._member = Membership(
             self._store,  # type: ignore[arg-type]  # it has the methods that are used
-            NodeOffer(name=node, resources=dict(self.machine.resources)),
+            NodeOffer(name=node, resources=dict(self.machine.resources), labels=RUNTIMES),
             identity=self.identity,
             beat_ms=self._paces.beat_ms,
         )
@@ -131,6 +140,8 @@ class Agent:
                 self._new_state()
                 self.due_at = now_ms + self._paces.look_ms
                 return
+        for pulled in self._pulls.ended(now_ms):
+            self._tell(pulled)
         if now_ms >= self._away_until and not self._succeeds(self._claim_and_launch):
             self._away_until = now_ms + self._paces.look_ms
         if self._has_heard_of_stops:
@@ -141,6 +152,7 @@ class Agent:
         if self._signals:
             self._drain(now_ms)
         self.state.check()
+        self._pulls.check(self.state)
         self._plan(now_ms)
 
     def _succeeds(self, do: Callable[[], object]) -> bool:
@@ -152,7 +164,7 @@ class Agent:
 
     def _plan(self, now_ms: int) -> None:
         """Deliveries and ends of work-horses wake the agent, so it need not look for them."""
-        due = [self._beat_at, self._reconcile_at]
+        due = [self._beat_at, self._reconcile_at, *self._pulls.next_at()]
         if self.state.running() or self.state.next_check_at() is not None:
             due.append(self._leases_at)
         if self.state.ended() or self._signals:
@@ -277,6 +289,8 @@ class Agent:
                 self._say(f"{self.machine.name} declines {attempt.id}: {why}")
             case messages.IgnoreDelivery(attempt):
                 self._say(f"{self.machine.name} has {attempt.id} already")
+            case messages.PullImage() | messages.StopPull():
+                return self._carry_out_pull(instruction)
             case messages.VouchFor() | messages.StopPod() | messages.DisownPod():
                 self._tell_horses(instruction)
             case (
@@ -306,6 +320,15 @@ class Agent:
             case _:
                 return self._carry_out_end(instruction)
         return None
+
+    def _carry_out_pull(
+        self, instruction: messages.PullImage | messages.StopPull
+    ) -> messages.AgentEvent | None:
+        if isinstance(instruction, messages.PullImage):
+            # The real agent reads the group.
+            pod = instruction.pod
+            self._store.get_many("PodGroup", [f"{pod.metadata.namespace}/{pod.spec.pod_group}"])
+        return self._pulls.carry_out(instruction, self._clock.now_ms())
 
     def _tell_horses(
         self, instruction: messages.VouchFor | messages.StopPod | messages.DisownPod

@@ -17,6 +17,7 @@ from batchq.api.lifecycle import (
     POD_MOVES,
     TERMINAL,
     PodGroupPhase,
+    PodPhase,
     allowed,
 )
 from batchq.api.node_report import NodeReport
@@ -243,6 +244,12 @@ class InvariantChecker:
                 continue
             group = GroupState(record, snapshot.pods.get(record.metadata.uid, ()), 0)
             check_charge(group, charges)
+            if any(
+                pod.status.phase == PodPhase.BOUND and pod.status.message
+                for pod in group.live_pods.values()
+            ):
+                # It waits for images.
+                continue
             match status.phase:
                 case PodGroupPhase.RUNNING:
                     check_gang(group)

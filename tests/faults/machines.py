@@ -76,6 +76,8 @@ class Truth:
             )
         if attempt in self._started:
             raise InvariantBroken(f"{attempt.id} is started again: on {machine.name}")
+        if spec.image and spec.image not in machine.images:
+            raise InvariantBroken(f"{attempt.id} starts on {machine.name} without {spec.image}")
         script = self._scripts[spec.pod_group]
         fails = self._ended_well.get(place, 0) < script.fails
         process = Process(
@@ -202,6 +204,8 @@ class Machine:
         self.horses: dict[PodAttempt, WorkHorse] = {}
         #: The run files.
         self.records: dict[PodAttempt, EndRecord] = {}
+        #: The images that were pulled.
+        self.images: set[str] = set()
         #: Whether the parent of the work-horses lives, and what it does when one ends.
         self.agent_lives = False
         self.agent_is_stopped_until = 0

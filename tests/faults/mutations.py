@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from batchq.scheduler import node_reports, pod_controller, timers
 from batchq.store import memory
-from batchq.worker.agent import pod_states
+from batchq.worker.agent import image_waits, pod_states
 from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.host.device_pool import DevicePool
 from batchq.worker.workhorse.leases import Lease
@@ -262,6 +262,25 @@ MUTATIONS = (
         before="len(started) < group.replicas",
         after="False",
         found_by=154,
+        launches=True,
+    ),
+    # --- images ---
+    Mutation(
+        what="a pod claims its place before its image is there",
+        owner=image_waits,
+        name="pull",
+        before="one.has_image or",
+        after="True or",
+        found_by=0,
+        launches=True,
+    ),
+    Mutation(
+        what="the pull for a pod that does not wait any more goes on",
+        owner=image_waits,
+        name="stop_of",
+        before="one.state == PodState.PULLING",
+        after="False",
+        found_by=8,
         launches=True,
     ),
     # --- devices ---

@@ -12,7 +12,16 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct, structs
 
-from batchq.api.objects import Dependency, Launch, Object, PodGroup, QueuePreemption, Retry
+from batchq.api.containers import with_runtime_label
+from batchq.api.objects import (
+    Container,
+    Dependency,
+    Launch,
+    Object,
+    PodGroup,
+    QueuePreemption,
+    Retry,
+)
 from batchq.api.resources import CPU, GPU
 from batchq.api.transaction import Transaction
 from batchq.client.changes import cancel, create, resume, suspend
@@ -76,7 +85,7 @@ def scenario_of(
     """Return the scenario of a seed, and the possible ends of each of its groups.
 
     With `launches`, each gang of several pods is a distributed job, which restarts whole, or
-    pod by pod if it is elastic. With
+    pod by pod if it is elastic, and every second group has an image, which is pulled. With
     `devices`, every pod requests GPUs.
     """
     dice = random.Random(seed)
@@ -89,7 +98,7 @@ def scenario_of(
     crowd = 4 if "default" not in queues else 0
     for k in range(dice.randint(3, 7) + crowd):
         one = _group(dice, f"g{k}", room, meant, queues)
-        one = _launched(one) if launches else one
+        one = _launched(one, f"registry.example/{k}" if k % 2 else "") if launches else one
         meant.append(_with_devices(one) if devices else one)
     forgets = restores and dice.random() < 0.3
     requests, ends = _requests(dice, meant, forgets=forgets)
@@ -171,10 +180,17 @@ def _group(
     return Meant(a_group(name, tasks=(task,), **spec), script, ends)
 
 
-def _launched(meant: Meant) -> Meant:
-    """Return a gang of several pods with `spec.launch`, and any other group as it is."""
+def _launched(meant: Meant, image: str) -> Meant:
+    """Return a gang of several pods with `spec.launch`, and any other group as it is; with an
+    image if one is given.
+    """
     group = meant.group
     [task] = group.spec.tasks
+    if image:
+        template = structs.replace(task.template, container=Container(image=image))
+        tasks = (structs.replace(task, template=with_runtime_label(template)),)
+        group = structs.replace(group, spec=structs.replace(group.spec, tasks=tasks))
+        meant = structs.replace(meant, group=group)
     least = group.spec.min_member
     if task.replicas == 1 or least == 1:
         return meant

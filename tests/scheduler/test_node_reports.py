@@ -9,7 +9,16 @@ import pytest
 
 from batchq.api.devices import DEVICES_ANNOTATION, LOCKED, Device, encode_devices
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.node_report import Ended, Leaves, NodeReport, PodOutcome, Runs, Serves, StartClaim
+from batchq.api.node_report import (
+    Ended,
+    Leaves,
+    NodeReport,
+    PodOutcome,
+    Pulls,
+    Runs,
+    Serves,
+    StartClaim,
+)
 from batchq.api.objects import Launch, Node, Pod, PodGroup, PodGroupStatus, Taint
 from batchq.api.transaction import Charge, Transaction, Write, fence_of
 from batchq.scheduler import node_reports
@@ -463,3 +472,60 @@ def test_the_condition_of_a_device_is_an_event_when_it_changes(
 ) -> None:
     former = None if before is None else serving(before)
     assert events_after(former, serving(after)) == events
+
+
+# --- images ---------------------------------------------------------------------------------
+
+
+def with_image(reports: Reports) -> Reports:
+    pod = reports.pod()
+    spec = msgspec.structs.replace(pod.spec, image="torch:2")
+    after = msgspec.structs.replace(pod, spec=spec)
+    revision = pod.metadata.revision
+    reports.commit(
+        Write(kind="Pod", key="g-1-0", expect=revision, value=after, fence=fence_of(pod))
+    )
+    return reports
+
+
+PULLS = Pulls(pod="g-1-0", attempt=1)
+
+
+def test_a_pull_is_shown_until_the_pod_runs(reports: Reports) -> None:
+    with_image(reports)
+    assert words(reports.hear(PULLS)) == ["done"]
+    assert reports.phase() == ("Bound", "")
+    assert reports.pod().status.message == "pulling image torch:2 on node n1"
+    revision = reports.pod().metadata.revision
+    assert words(reports.hear(PULLS)) == ["done"]
+    assert reports.pod().metadata.revision == revision
+    reports.hear(msgspec.structs.replace(CLAIM, pulled_ms=12_000))
+    assert (reports.phase(), reports.pod().status.message) == (("Running", ""), "")
+    events = [(one.reason, one.message) for one in reports.store.events()]
+    assert events == [
+        ("Pulling", "default/g-w-0: pulling image torch:2 on node n1"),
+        ("Pulled", "default/g-w-0: image torch:2 was pulled on node n1 within 12s"),
+    ]
+
+
+def test_a_pull_that_failed_is_shown_with_its_reason(reports: Reports) -> None:
+    with_image(reports)
+    reports.hear(msgspec.structs.replace(PULLS, failures=1, trouble="i/o timeout"))
+    assert reports.pod().status.message == (
+        "image torch:2 could not be pulled on node n1, which is tried again (1 of 3 times):"
+        " i/o timeout"
+    )
+
+
+def test_a_pull_of_another_attempt_node_or_pod_is_not_shown(reports: Reports) -> None:
+    assert words(reports.hear(PULLS)) == ["superseded"]  # it has no image
+    with_image(reports)
+    for report, node in (
+        (msgspec.structs.replace(PULLS, attempt=2), "n1"),
+        (PULLS, "n2"),
+        (Pulls(pod="g-1-9", attempt=1), "n1"),
+    ):
+        assert words(reports.hear(report, node=node)) == ["superseded"]
+    reports.hear(CLAIM)
+    assert words(reports.hear(PULLS)) == ["superseded"]
+    assert reports.pod().status.message == ""

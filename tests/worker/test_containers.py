@@ -11,7 +11,13 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from batchq.api.containers import RUNTIMES, container_problems, runtime_of, with_runtime_labels
+from batchq.api.containers import (
+    RUNTIMES,
+    container_problems,
+    image_to_pull,
+    runtime_of,
+    with_runtime_labels,
+)
 from batchq.api.lifecycle import PodPhase
 from batchq.api.manifest import decode, encode
 from batchq.api.objects import Container, Node, PodGroup, PodTemplate
@@ -121,8 +127,7 @@ def test_enroot_changes_the_folder_inside() -> None:
 def test_podman_gets_the_gpus_of_the_pod_and_no_cgroup_of_its_own() -> None:
     found = contained(PROGRAM, Container(image="registry.example/torch:2"), HOST)
     assert found.argv == (
-        *("/usr/bin/tool", "run", "--rm", "--interactive"),
-        *("--network=host", "--ipc=host", "--pid=host"),
+        *("/usr/bin/tool", "run", "--rm", "--interactive", "--network=host", "--ipc=host"),
         *("--cgroups=disabled", "--userns=keep-id", "--log-driver=none", "--entrypoint="),
         *("--volume", "/run/n1:/run/n1:ro", "--volume", "/work:/work:rw", "--workdir", "/work"),
         *("--device", "nvidia.com/gpu=GPU-c", "--device", "nvidia.com/gpu=GPU-d"),
@@ -130,6 +135,32 @@ def test_podman_gets_the_gpus_of_the_pod_and_no_cgroup_of_its_own() -> None:
         *("train", "--fast"),
     )
     assert found.environment["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_podman_keeps_no_ids_of_root_which_it_refuses() -> None:
+    host = structs.replace(HOST, is_root=True)
+    found = contained(PROGRAM, Container(image="registry.example/torch:2"), host)
+    assert "--userns=keep-id" not in found.argv
+    assert "--cgroups=disabled" in found.argv
+
+
+@pytest.mark.parametrize(
+    ("container", "image"),
+    [
+        (None, ""),
+        (Container(), ""),
+        (Container(image="/images/debian"), ""),
+        (Container(image="/images/torch.sif"), ""),
+        (Container(image="docker://python:3.12"), "docker://python:3.12"),
+        (Container(image="oci:/images/torch"), ""),
+        (Container(image="/images/torch.sqsh"), ""),
+        (Container(image="python:3.12"), "python:3.12"),
+    ],
+)
+def test_an_image_is_pulled_if_it_is_no_file_of_the_node(
+    container: Container | None, image: str
+) -> None:
+    assert image_to_pull(container) == image
 
 
 @pytest.mark.parametrize(
@@ -179,6 +210,13 @@ def test_an_environment_needs_an_agent_that_can_activate_it() -> None:
         (
             {"container": Container(image="--privileged")},
             ("t.container.image: expected a path or a reference of an image, found '--privileged'"),
+        ),
+        (
+            {"container": Container(runtime="enroot", image="docker://python")},
+            (
+                "t.container.image: enroot takes the path of a file, found a URL; make"
+                " one with `enroot import`"
+            ),
         ),
         (
             {"container": Container(runtime="podman")},

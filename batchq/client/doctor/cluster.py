@@ -668,7 +668,7 @@ def _of_pod(state: State, pod: Pod) -> Iterator[Finding]:
                 remedy=f"see the agent's log on {status.node}; if that machine is gone for good,"
                 f" `batchq delete node {status.node}`",
             )
-    elif status.phase is PodPhase.BOUND:
+    elif status.phase is PodPhase.BOUND and not status.message:
         since = state.now_ms - (status.bound_at or state.now_ms)
         if since > PATIENCE_MS:
             yield Finding(

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import structs
 
 from batchq.api import intents
+from batchq.api.containers import image_to_pull
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
 from batchq.api.objects import (
     Condition,
@@ -656,6 +657,7 @@ def pods_of(group: GroupState, ordinals: Iterable[int]) -> list[Pod]:
             termination_grace=template.termination_grace,
             priority=template.priority,
             ports=shape.ports,
+            image=image_to_pull(template.container),
         )
         failures = spent.get(str(ordinal), 0) if spent else 0
         first = structs.replace(fresh, failures=failures) if failures else fresh

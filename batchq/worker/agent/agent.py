@@ -19,22 +19,16 @@ import select
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from time import time
-from typing import Literal
-
-from msgspec import Struct
 
 from batchq.api.devices import DEVICES_ANNOTATION, encode_devices
 from batchq.api.node_report import (
     ADDRESS_ANNOTATION,
-    BEAT_MS,
     PORTS_ANNOTATION,
     RUN_AS_ANNOTATION,
     SPOILED,
     PodAttempt,
 )
-from batchq.api.objects import Taint
 from batchq.api.times import HOUR, SECOND
 from batchq.api.transaction import LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.errors import StoreUnavailable
@@ -47,6 +41,7 @@ from batchq.store.redis import open_when_up
 from batchq.store.rq_link import RqLink
 from batchq.system import structlog
 from batchq.worker.agent.exec_sessions import ExecSessions
+from batchq.worker.agent.image_pulls import ImagePulls
 from batchq.worker.agent.leftovers import prune_logs, sweep
 from batchq.worker.agent.messages import (
     AgentEvent,
@@ -67,11 +62,13 @@ from batchq.worker.agent.messages import (
     LeasesDue,
     PodsDelivered,
     ProcessesEnded,
+    PullImage,
     ServerAnswered,
     SignalsReceived,
     StartPod,
     StopHorses,
     StopPod,
+    StopPull,
     StopsAnnounced,
     UnstartedPodsRead,
     VouchFor,
@@ -85,19 +82,17 @@ from batchq.worker.agent.node import (
 )
 from batchq.worker.agent.pod_reports import PodReports
 from batchq.worker.agent.pod_states import Paces, patience_ms
+from batchq.worker.agent.settings import AgentSettings
 from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
 from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener
 from batchq.worker.host import containment, node_resources, processes
-from batchq.worker.host.accounts import PodAccounts, announced
+from batchq.worker.host.accounts import announced
 from batchq.worker.host.announcement import Announcement
-from batchq.worker.host.containment import Containment
 from batchq.worker.host.device_pool import own_devices
 from batchq.worker.host.gpu_tools import DeviceCheck
 from batchq.worker.host.node_resources import (
-    Enforce,
     PortPool,
-    PortRange,
     choose_enforcement,
     detect_resources,
 )
@@ -297,6 +292,13 @@ class Agent:
             run_dir=self._run_dir,
             accounts=settings.accounts,
         )
+        self._pulls = ImagePulls(
+            self._store,
+            self._poll,
+            run_dir=self._run_dir,
+            secrets=(settings.url,),
+            accounts=settings.accounts,
+        )
         self._tasks = PeriodicTasks(
             {
                 self._renew_leases: min(LEASES_MS, settings.lease_ms // _PACES.renew_parts),
@@ -341,6 +343,7 @@ class Agent:
 
     def _end(self) -> None:
         """End all work-horses, whatever ended the loop; then report and withdraw if possible."""
+        self._pulls.close()
         self._slots.send(KILL_SIGNAL)
         give_up_at = monotonic_ms() + _END_MS
         while self._slots.horses():
@@ -481,11 +484,7 @@ class Agent:
             if self._listener.is_at(descriptor):
                 self._hear(self._listener.answer())
                 continue
-            if self._device_check.is_at(descriptor):
-                self._read_devices(descriptor)
-                continue
-            if self._exec.owns(descriptor):
-                self._exec.collect(descriptor)
+            if self._has_handled(descriptor):
                 continue
             if not self._slots.knows(descriptor):
                 # Closed a moment ago, together with the other descriptor of the same work-horse.
@@ -503,6 +502,18 @@ class Agent:
             except StoreUnavailable as trouble:
                 # The machine repeats the reports.
                 self._outage.failed(trouble)
+
+    def _has_handled(self, descriptor: int) -> bool:
+        """Handle the descriptor of a process that is no work-horse; return whether it was one."""
+        if self._device_check.is_at(descriptor):
+            self._read_devices(descriptor)
+        elif self._exec.owns(descriptor):
+            self._exec.collect(descriptor)
+        elif self._pulls.is_at(descriptor):
+            self._handle(self._pulls.collect(descriptor))
+        else:
+            return False
+        return True
 
     def _hear(self, reasons: frozenset[WakeReason]) -> None:
         if WakeReason.CLAIMS in reasons:
@@ -549,6 +560,8 @@ class Agent:
             case EnqueuePods(attempts):
                 for attempt in self._slots.enqueue_missing(attempts):
                     log.warning("pod handed in again", pod=attempt.pod, attempt=attempt.attempt)
+            case PullImage() | StopPull():
+                return self._pulls.carry_out(instruction)
             case VouchFor() | StopPod() | DisownPod():
                 self._slots.pass_on(instruction)
             case StopHorses(kills):
@@ -632,7 +645,7 @@ class Agent:
     def _left_alone(self) -> frozenset[int]:
         """Return the descendants of this process that belong to no pod."""
         own = self._slots.horses() | self._exec.pids() | self._device_check.pids()
-        return own | self._foreign_children
+        return own | self._pulls.pids() | self._foreign_children
 
     def _sweep(self, *, within_s: float) -> list[int]:
         """End what a former agent has left. Call it only while this agent has started no pod."""
@@ -745,6 +758,7 @@ class Agent:
             self._tasks.hurry(self._beat, now_ms=monotonic_ms())
 
     def _let_idle_go(self) -> None:
+        self._pulls.kill_overdue()
         self._slots.end_idle(now_ms=monotonic_ms())
 
     def _rq_heartbeat(self) -> None:
@@ -759,40 +773,3 @@ class Agent:
         """
         running = {path.stem for path in self._run_dir.parent.glob("*/*.*")}
         prune_logs(self._log_dir, running=running, now_s=time())
-
-
-class AgentSettings(Struct, frozen=True, kw_only=True):
-    """How a machine takes part in the cluster.
-
-    `resources` are in integer units (cpu in milli, memory in bytes, others in thousandths); None
-    means the detected ones. Logs go to `home/logs`, and run files to `home/run/<node>`. `slots`
-    bounds how many pods run at once, and so the `pods` that the node offers; None means
-    `default_slots`.
-    """
-
-    node: str
-    url: str
-    home: Path
-    resources: dict[str, int] | None = None
-    labels: dict[str, str] = {}
-    taints: tuple[Taint, ...] = ()
-    slots: int | None = None
-    beat_s: float = BEAT_MS / 1000
-    lease_ms: int = 30_000
-    drain_timeout_s: float = 30.0
-    enforce: Enforce = Enforce.AUTO
-    containment: Containment = Containment.AUTO
-    #: The address of the HTTP API, for pods that have a token.
-    api_server: str = ""
-    #: Where pods of other machines reach those of this one; "": this end of the connection to the
-    #: server.
-    address: str = ""
-    ports: PortRange = PortRange()
-    #: Ids, bus ids or indices of the only devices that the agent uses; None means all.
-    devices: tuple[str, ...] | None = None
-    #: How pods are told their GPUs.
-    gpu_env: Literal["index", "uuid"] = "index"
-    #: How to find the account that runs a pod; None: the agent's own runs all.
-    accounts: PodAccounts | None = None
-    #: Whether pods may be this account on the socket of an HTTP API.
-    is_one_account: bool = False

@@ -84,6 +84,23 @@ class GangsRead(AgentEvent, frozen=True):
     pods: Mapping[str, Pod | None]
 
 
+class PullStarted(AgentEvent, frozen=True):
+    """The image of an attempt is being pulled."""
+
+    attempt: PodAttempt
+
+
+class PullEnded(AgentEvent, frozen=True):
+    """The image of these attempts is on the node, or could not be pulled, with `trouble`.
+
+    `is_final`: another pull would fail as well.
+    """
+
+    attempts: tuple[PodAttempt, ...]
+    trouble: str = ""
+    is_final: bool = False
+
+
 class LeasesDue(AgentEvent, frozen=True):
     """The leases may be due for a renewal.
 
@@ -267,6 +284,22 @@ class PostClaims(Struct, frozen=True):
     devices: Mapping[PodAttempt, Mapping[str, int]] = {}
 
 
+class PullImage(Struct, frozen=True):
+    """Have the image of a pod pulled, unless it is on the node.
+
+    Answered by PullStarted, and PullEnded follows; or by PullEnded at once.
+    """
+
+    attempt: PodAttempt
+    pod: Pod
+
+
+class StopPull(Struct, frozen=True):
+    """End the pull of an attempt's image, unless other attempts wait for that image."""
+
+    attempt: PodAttempt
+
+
 class ReadGangs(Struct, frozen=True):
     """Read the groups with these keys, and the pods of complete gangs; answered by GangsRead."""
 
@@ -433,6 +466,8 @@ class StopHorses(Struct, frozen=True):
 Instruction: TypeAlias = (
     ReadClaimedPods
     | PostClaims
+    | PullImage
+    | StopPull
     | ReadGangs
     | RenewLeases
     | ReadStops
@@ -466,6 +501,7 @@ LOCAL = (
     IgnoreDelivery,
     StopHorses,
     StopPod,
+    StopPull,
     VouchFor,
     WritePeers,
 )

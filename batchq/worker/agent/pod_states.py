@@ -1,9 +1,11 @@
 """The states of a pod attempt on its node, as its agent sees it, and every move between them.
 
+waiting for its image
+    │ ▲             ┌─▶ waiting for its gang
+    ▼ │             │            │ ▼
 delivered ─────▶ claimed ─────▶ running
-    │               │  │           ▲  │ its work-horse ends, dies, or cannot be started
-    │               │  └─▶ waiting for its gang
-    │ given back    │ given back │ │  ▼
+    │               │            │ │ its work-horse ends, dies, or cannot be started
+    │ given back    │ given back │ ▼
     └───────────────┴────────────┴▶ unreported ──▶ reported ──▶ forgotten
                                       ▲
            runs here by the server's ─┘
@@ -30,6 +32,8 @@ class PodState(StrEnum):
 
     #: Taken from the node's queue. Its start claim is not posted, as far as the agent knows.
     DELIVERED = "delivered"
+    #: Its image is being pulled, or is to be pulled again. Its start claim is not posted.
+    PULLING = "waiting for its image"
     #: Its start claim is posted and its lease taken; the leader has not applied the claim yet.
     CLAIMED = "claimed"
     #: Its claim is applied, and it does not start before all pods of its gang have claimed.
@@ -46,6 +50,8 @@ class Cause(StrEnum):
     """Why a pod attempt moves from one state to the next."""
 
     DELIVERED = "delivered"
+    IMAGE_LACKED = "its image is not on this node"
+    IMAGE_THERE = "its image is on this node"
     CLAIM_POSTED = "its claim was posted"
     DECLINED = "it is not ours to run"
     GIVEN_BACK = "it is ours and is not to start"
@@ -73,6 +79,10 @@ MOVES: Mapping[tuple[PodState | None, Cause], PodState | None] = {
     (_S.DELIVERED, Cause.DECLINED): None,
     (_S.DELIVERED, Cause.GIVEN_BACK): _S.UNREPORTED,
     (_S.DELIVERED, Cause.RAN_BEFORE): _S.UNREPORTED,
+    (_S.DELIVERED, Cause.IMAGE_LACKED): _S.PULLING,
+    (_S.PULLING, Cause.IMAGE_THERE): _S.DELIVERED,
+    (_S.PULLING, Cause.DECLINED): None,
+    (_S.PULLING, Cause.GIVEN_BACK): _S.UNREPORTED,
     (_S.CLAIMED, Cause.DECLINED): None,
     (_S.CLAIMED, Cause.GIVEN_BACK): _S.UNREPORTED,
     (_S.CLAIMED, Cause.GRANTED): _S.RUNNING,
@@ -99,7 +109,7 @@ class Paces(Struct, frozen=True, kw_only=True):
     #: The pause between two checks of waiting claims, if no wake-up arrives.
     check_first_ms: int = 20
     check_max_ms: int = 200
-    #: The same for claims that only wait for their gangs, which the leader announces.
+    #: The same for pods that only wait for their gangs, which the leader announces, or for images.
     check_gangs_max_ms: int = 1_000
     #: The pause between two reads of the gangs of running pods which must know of changes there. It
     #: grows, so that short jobs end soon.
@@ -114,6 +124,11 @@ class Paces(Struct, frozen=True, kw_only=True):
     patience_ms: int = 60_000
     #: How long a pod waits for devices that the node should have free.
     devices_patience_ms: int = 10_000
+    #: How long an image is pulled before that is reported, the pause after a pull that has failed
+    #: (twice as long after the next), and how long a pod waits for its image.
+    pull_told_ms: int = 500
+    pull_again_ms: int = 10_000
+    pull_patience_ms: int = 3_600_000
     #: A pod that has been Bound for this long without a delivery is taken to be lost, and is
     #: enqueued again. A new agent has no such patience when it first looks.
     bound_patience_ms: int = 10_000
@@ -134,6 +149,8 @@ class PodOnNode:
         "fence",
         "gang",
         "group",
+        "has_given_up",
+        "has_image",
         "has_processes",
         "is_claim_sent",
         "is_output_sent",
@@ -145,6 +162,11 @@ class PodOnNode:
         "pod",
         "ports",
         "posted_at",
+        "pull_again_at",
+        "pull_failures",
+        "pull_is_told",
+        "pull_trouble",
+        "pulled_ms",
         "since",
         "state",
     )  # fmt: skip
@@ -165,6 +187,15 @@ class PodOnNode:
         self.devices: tuple[str, ...] = ()
         #: Whether it waits for devices that other pods still have.
         self.lacks_devices = False
+        #: Whether its image is on this node, if it has one that is pulled, and what has become of
+        #: the pulls so far: how many failed and why, and when the next one is due, if none runs.
+        self.has_image = False
+        self.pull_failures, self.pull_trouble = 0, ""
+        self.pull_again_at: int | None = None
+        #: Whether no other pull follows.
+        self.has_given_up = False
+        #: Whether the last news about its pulls was reported; and for how long they took.
+        self.pull_is_told, self.pulled_ms = False, 0
         self.group: PodGroup | None = None
         #: The key of its group, if it runs and is told of changes in its gang.
         self.gang = ""
@@ -257,7 +288,7 @@ class InvalidMove(InvariantBroken):
 
 
 #: The states of attempts that are about to start, and of those whose end the server does not show.
-STARTING = (_S.MEETING, _S.CLAIMED, _S.DELIVERED)
+STARTING = (_S.MEETING, _S.CLAIMED, _S.PULLING, _S.DELIVERED)
 ENDED = (_S.UNREPORTED, _S.REPORTED)
 #: How many of the last events an error tells.
 _STORY_LENGTH = 200

@@ -17,11 +17,12 @@ from typing import Any
 
 from batchq.api.devices import devices_in
 from batchq.api.lifecycle import ON_NODE, PodPhase
-from batchq.api.node_report import Ended, PodAttempt, PodOutcome, Runs, StartClaim
+from batchq.api.node_report import NO_CONTAINER, Ended, PodAttempt, PodOutcome, Runs, StartClaim
 from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
 from batchq.api.transaction import fence_of
 from batchq.errors import StoreUnavailable
+from batchq.worker.agent import image_waits
 from batchq.worker.agent.messages import (
     LOCAL,
     TIMERS,
@@ -58,6 +59,8 @@ from batchq.worker.agent.messages import (
     PostClaims,
     PostReport,
     ProcessesEnded,
+    PullEnded,
+    PullStarted,
     ReadClaimedPods,
     ReadDueEnds,
     ReadEndedPods,
@@ -143,6 +146,8 @@ class AgentState:
             ClaimsApplied: self._on_claims_applied,
             ClaimedPodsRead: self._on_claimed_pods,
             ClaimsPosted: self._on_claims_posted,
+            PullStarted: self._on_pulls,
+            PullEnded: self._on_pulls,
             GangsRead: self._on_gangs,
             LeasesDue: self._on_leases_due,
             LeasesRenewed: self._on_leases_renewed,
@@ -269,7 +274,7 @@ class AgentState:
         if not waiting or now_ms < self._check_at:
             return []
         self._check_at = now_ms + self._pause_ms
-        only_gangs = len(waiting) == self._pods.count(_S.MEETING)
+        only_gangs = len(waiting) == self._pods.count(_S.MEETING, _S.PULLING)
         self._pause_ms = min(2 * self._pause_ms, self._paces.longest_check_ms(only_gangs))
         # A pod that was just delivered is not read again.
         known = {one.attempt.pod for one in waiting if one.pod is not None}
@@ -328,7 +333,13 @@ class AgentState:
             address=self._address if one.ports else "",
             ports=one.ports,
             devices=one.devices,
+            pulled_ms=one.pulled_ms,
         )
+
+    def _on_pulls(self, event: PullStarted | PullEnded) -> Instructions:
+        image_waits.on_pull(self._pods, event, self._paces)
+        self._check_at, self._pause_ms = event.now_ms, self._paces.check_first_ms
+        return []
 
     def _is_ours(self, pod: Pod) -> bool:
         return pod.status.phase == PodPhase.RUNNING and pod.status.holder == self._author
@@ -362,28 +373,40 @@ class AgentState:
         if self.is_draining:
             why = "its node went away before it started"
             return self._give_back(one, Leaving.NODE_LOST, why, ends, now_ms)
-        if one.lacks_devices and now_ms - one.since >= self._paces.devices_patience_ms:
-            within_s = self._paces.devices_patience_ms // 1000
-            why = f"too few of its node's devices became free within {within_s} s"
+        if why := image_waits.why_given_up(one, pod, self._node, self._paces, now_ms):
+            return self._give_back(one, "", why, ends, now_ms)
+        if why := self._why_overdue(one, now_ms):
             return self._give_back(one, Leaving.NODE_LOST, why, ends, now_ms)
-        if one.state != _S.MEETING and now_ms - one.since >= self._paces.patience_ms:
-            why = f"no scheduler let it start within {self._paces.patience_ms // 1000} s"
-            return self._give_back(one, Leaving.NODE_LOST, why, ends, now_ms)
-        return None
+        return image_waits.pull(one, pod, self._paces, now_ms)
+
+    def _why_overdue(self, one: PodOnNode, now_ms: int) -> str:
+        """Return what a pod has awaited for too long; "" if nothing."""
+        waited_ms, paces = now_ms - one.since, self._paces
+        if one.lacks_devices and waited_ms >= paces.devices_patience_ms:
+            within_s = paces.devices_patience_ms // 1000
+            return f"too few of its node's devices became free within {within_s} s"
+        if one.state in (_S.CLAIMED, _S.DELIVERED) and waited_ms >= paces.patience_ms:
+            return f"no scheduler let it start within {paces.patience_ms // 1000} s"
+        return ""
 
     def _decline(self, one: PodOnNode, why: str, now_ms: int) -> Instructions:
+        stops = image_waits.stop_of(one)
         self._pods.move(one.attempt, Cause.DECLINED, now_ms)
-        return [DeclinePod(one.attempt, why), ForgetPods((one.attempt,))]
+        return [*stops, DeclinePod(one.attempt, why), ForgetPods((one.attempt,))]
 
     def _give_back(
         self, one: PodOnNode, reason: str, why: str, ends: list[EndReport], now_ms: int
     ) -> Instructions:
-        """Report an end in place of the claim, so that the pod is not left waiting."""
+        """Report an end in place of the claim, so that the pod is not left waiting. Without a
+        reason to stop, the pod fails because it has no container.
+        """
+        stops = image_waits.stop_of(one)
         self._pods.move(one.attempt, Cause.GIVEN_BACK, now_ms)
-        one.outcome = PodOutcome(stopped=reason, message=why)
+        exit_code = None if reason else NO_CONTAINER
+        one.outcome = PodOutcome(exit_code=exit_code, stopped=reason, message=why)
         one.due_at, one.is_seen_dead, one.is_output_sent = now_ms, True, True
         ends.append(EndReport(report=self._end(one.attempt, one.outcome)))
-        return [DeclinePod(one.attempt, why)]
+        return [*stops, DeclinePod(one.attempt, why)]
 
     def _end(self, attempt: PodAttempt, outcome: PodOutcome) -> Ended:
         return Ended(pod=attempt.pod, attempt=attempt.attempt, outcome=outcome, author=self._author)
@@ -494,7 +517,7 @@ class AgentState:
         """Read which pods must stop now, instead of with the next renewal, and the gangs that may
         be complete again.
         """
-        if self._pods.count(_S.MEETING):
+        if self._pods.count(_S.MEETING, _S.PULLING):
             self._check_at = 0
         running = self._pods.of(_S.RUNNING)
         stops: Instructions = [ReadStops(_fenced(running))] if running else []

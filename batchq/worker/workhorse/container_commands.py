@@ -5,8 +5,8 @@ pod's process group, like any command, so limits, signals and the end of a pod w
 container; `spares_leader` is for a runtime whose own process would end on a signal to the group
 before the pod has obeyed it.
 
-Network, IPC and pids are those of the node: the pods of a gang talk to each other by addresses,
-shared memory and CUDA's IPC.
+Network and IPC are those of the node, and so are pids except with podman: the pods of a gang talk
+to each other by addresses, shared memory and CUDA's IPC.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ContainerHost(Struct, frozen=True, kw_only=True):
 
     `program` is the path of the runtime. `run_dir` holds the files that the pod reads. `nodes` are
     the device nodes that the pod may use, and `gpus` the ids of its GPUs. `report` is where bwrap
-    writes what becomes of the program, if anything reads it.
+    writes what becomes of the program, if anything reads it. `is_root`: the pod runs as root.
     """
 
     program: str
@@ -57,6 +57,7 @@ class ContainerHost(Struct, frozen=True, kw_only=True):
     nodes: Sequence[str] = ()
     gpus: Sequence[str] = ()
     report: str = ""
+    is_root: bool = False
 
 
 def contained(
@@ -193,11 +194,12 @@ def _by_enroot(program: PodProgram, container: Container, host: ContainerHost) -
 
 def _by_podman(program: PodProgram, container: Container, host: ContainerHost) -> PodProgram:
     """Its container is no child of it, but without a cgroup of its own it stays below the
-    work-horse, which adopts and ends it.
+    work-horse, which adopts and ends it. Podman demands a PID namespace of such containers, and
+    keeps the ids of no account that is root.
     """
-    words = [host.program, "run", "--rm", "--interactive"]
-    words += ["--network=host", "--ipc=host", "--pid=host"]
-    words += ["--cgroups=disabled", "--userns=keep-id", "--log-driver=none", "--entrypoint="]
+    words = [host.program, "run", "--rm", "--interactive", "--network=host", "--ipc=host"]
+    words += ["--cgroups=disabled", *(() if host.is_root else ("--userns=keep-id",))]
+    words += ["--log-driver=none", "--entrypoint="]
     for source, target, is_read_only in _mounts(container, host):
         words += ["--volume", f"{source}:{target}:{'ro' if is_read_only else 'rw'}"]
     if program.folder:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from batchq.api.exec_session import remote_shell
-from batchq.api.node_report import PodOutcome
+from batchq.api.node_report import NO_CONTAINER, PodOutcome
 from batchq.errors import Conflict, InvalidInput
 from batchq.system import structlog
 from batchq.worker.host import privileges
@@ -31,8 +31,6 @@ __all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "NO_CONTAINER", "PodOutcome", "outcome
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
-#: As docker has it.
-NO_CONTAINER = 125
 #: As in a shell: exit code 137 means killed by signal 9.
 _SIGNAL_BASE = 128
 

@@ -468,6 +468,7 @@ class WorkHorse:
             nodes=device_nodes(environment),
             gpus=tuple(filter(None, environment.get("BATCHQ_GPU_UUIDS", "").split(","))),
             report="" if self._start_report is None else self._start_report.path,
+            is_root=(os.geteuid() if self._account is None else self._account.uid) == 0,
         )
 
     def _outcome_of_container(self, report: StartReport, outcome: PodOutcome) -> PodOutcome:

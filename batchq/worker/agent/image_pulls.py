@@ -1,0 +1,256 @@
+"""The processes that pull images, one for each image that waiting pods need.
+
+A runtime keeps the images that it pulls in a store or a cache of its account, so an image is pulled
+under the account of its pods, and with their variables. The agent's loop waits for no pull: it
+polls a descriptor of each process. The output goes to a file without a name, and its end says why a
+pull has failed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from batchq.api.containers import image_to_pull, runtime_of
+from batchq.api.node_report import PodAttempt
+from batchq.api.objects import Pod, PodGroup, PodTemplate
+from batchq.api.printable import printable
+from batchq.store.redis import RedisStore
+from batchq.system import structlog
+from batchq.worker.agent.messages import PullEnded, PullImage, PullStarted, StopPull
+from batchq.worker.agent.pod_states import group_of
+from batchq.worker.host import privileges, processes
+from batchq.worker.host.accounts import NoAccount, PodAccounts
+from batchq.worker.host.privileges import Account
+from batchq.worker.workhorse.process import base_environment, send_to_group, without_person
+from batchq.worker.workhorse.reporter import monotonic_ms
+
+log = structlog.get_logger(__name__)
+
+#: For how long an image that was there counts as there. A runtime pulls it again if it is not.
+_KNOWN_MS = 600_000
+_MOST_KNOWN = 1_000
+_SHOWN_BYTES = 4_096
+_MOST_SHOWN = 300
+#: A registry is not asked for an image that podman has, as in `podman run`.
+_PODMAN = '"$0" image exists "$1" || exec "$0" pull --quiet "$1"'
+#: Apptainer keeps what it has converted in its cache; the file itself is of no use.
+_APPTAINER = (
+    'folder=$(mktemp -d) || exit; trap \'rm -rf "$folder"\' EXIT; trap "exit 143" TERM;'
+    ' "$0" pull "$folder/image.sif" "$1"'
+)
+#: How long a pull that is stopped may take to leave nothing behind.
+_ENDS_WITHIN_MS = 5_000
+#: What registries and runtimes answer when another pull would fail as well.
+_FINAL = re.compile(
+    "invalid reference|must be lowercase|manifest unknown|manifest_unknown|name unknown"
+    "|name_unknown|repository .*not found|unauthorized|authentication required|access .*denied"
+    "|did not resolve to an alias|no such file or directory",
+    re.IGNORECASE,
+)
+
+
+class _Image(NamedTuple):
+    """An image as an account with some variables gets it; `uid` None is the agent's own account."""
+
+    runtime: str
+    reference: str
+    uid: int | None
+    variables: tuple[tuple[str, str], ...]
+
+
+class _Pull:
+    """A process that pulls an image, and the attempts that wait for it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+        self.process = process
+        self.descriptor = os.pidfd_open(process.pid)
+        self.output = output
+        self.attempts: dict[PodAttempt, None] = {}
+        #: When it is killed, if it was told to stop.
+        self.killed_at = 0
+
+    def send(self, sent: signal.Signals) -> None:
+        """Send a signal to the process and its children."""
+        send_to_group(self.process.pid, sent)
+
+    def close(self) -> None:
+        """Kill what is left of it, and collect it."""
+        self.send(signal.SIGKILL)
+        self.process.wait()
+        self.output.close()
+        os.close(self.descriptor)
+
+
+class ImagePulls:
+    """The pulls of one agent; owned by its loop, which polls their descriptors."""
+
+    def __init__(
+        self,
+        store: RedisStore,
+        poll: select.poll,
+        *,
+        run_dir: Path,
+        secrets: tuple[str, ...],
+        accounts: PodAccounts | None = None,
+    ) -> None:
+        """`secrets`: what no process of a pod may see, such as the server's URL."""
+        self._store = store
+        self._poll = poll
+        self._run_dir = run_dir
+        self._secrets = secrets
+        self._accounts = accounts
+        self._pulls: dict[_Image, _Pull] = {}
+        #: Those that were told to stop.
+        self._stopping: list[_Pull] = []
+        self._known_until: dict[_Image, int] = {}
+
+    def pids(self) -> frozenset[int]:
+        """Return the pids of the processes."""
+        return frozenset(one.process.pid for one in (*self._pulls.values(), *self._stopping))
+
+    def is_at(self, descriptor: int) -> bool:
+        """Return whether this is the descriptor of a pull."""
+        pulls = (*self._pulls.values(), *self._stopping)
+        return any(one.descriptor == descriptor for one in pulls)
+
+    def carry_out(self, instruction: PullImage | StopPull) -> PullStarted | PullEnded | None:
+        """Start or end a pull, and return the event that answers it. Raise StoreUnavailable."""
+        if isinstance(instruction, PullImage):
+            return self._pull(instruction.attempt, instruction.pod)
+        for image, pull in list(self._pulls.items()):
+            pull.attempts.pop(instruction.attempt, None)
+            if not pull.attempts:
+                log.info("pull stopped", image=image.reference)
+                pull.killed_at = monotonic_ms() + _ENDS_WITHIN_MS
+                pull.send(signal.SIGTERM)
+                self._stopping.append(self._pulls.pop(image))
+        return None
+
+    def kill_overdue(self) -> None:
+        """Kill pulls that were told to stop, and have not."""
+        for pull in self._stopping:
+            if monotonic_ms() >= pull.killed_at:
+                pull.send(signal.SIGKILL)
+
+    def collect(self, descriptor: int) -> PullEnded:
+        """Return the end of the pull with this descriptor; one that was told to stop had nobody
+        who waits for it.
+        """
+        for stopped in self._stopping:
+            if stopped.descriptor == descriptor:
+                self._stopping.remove(stopped)
+                self._close(stopped)
+                return PullEnded(now_ms=monotonic_ms(), attempts=())
+        image = next(name for name, one in self._pulls.items() if one.descriptor == descriptor)
+        pull = self._pulls.pop(image)
+        code, now_ms = pull.process.wait(), monotonic_ms()
+        trouble = "" if code == 0 else _trouble(pull.output, code)
+        attempts = tuple(pull.attempts)
+        self._close(pull)
+        log.info("pull ended", image=image.reference, trouble=trouble or None)
+        if not trouble:
+            if len(self._known_until) >= _MOST_KNOWN:
+                self._known_until.clear()
+            self._known_until[image] = now_ms + _KNOWN_MS
+        is_final = _FINAL.search(trouble) is not None
+        return PullEnded(now_ms=now_ms, attempts=attempts, trouble=trouble, is_final=is_final)
+
+    def close(self) -> None:
+        """End all pulls."""
+        for pull in (*self._pulls.values(), *self._stopping):
+            self._close(pull)
+        self._pulls, self._stopping = {}, []
+
+    def _close(self, pull: _Pull) -> None:
+        self._poll.unregister(pull.descriptor)
+        pull.close()
+
+    def _pull(self, attempt: PodAttempt, pod: Pod) -> PullStarted | PullEnded:
+        there = PullEnded(now_ms=monotonic_ms(), attempts=(attempt,))
+        group = self._store.get_many("PodGroup", [group_of(pod)]).get(group_of(pod))
+        if not isinstance(group, PodGroup) or group.metadata.uid != pod.status.group_uid:
+            # Its claim finds that out, too.
+            return there
+        template = next(
+            (one.template for one in group.spec.tasks if one.name == pod.spec.task), None
+        )
+        reference = "" if template is None else image_to_pull(template.container)
+        if template is None or template.container is None or not reference:
+            return there
+        runtime = runtime_of(template.container)
+        program = shutil.which(runtime)
+        try:
+            account = None if self._accounts is None else self._accounts.of(group)
+        except NoAccount:
+            program = account = None
+        if program is None:
+            # Its work-horse says so.
+            return there
+        variables = tuple(sorted(template.env.items()))
+        image = _Image(runtime, reference, None if account is None else account.uid, variables)
+        if self._known_until.get(image, 0) > there.now_ms:
+            return there
+        if image not in self._pulls:
+            script = _PODMAN if runtime == "podman" else _APPTAINER
+            argv = ("/bin/sh", "-c", script, program, reference)
+            try:
+                self._pulls[image] = self._started(argv, template, account)
+            except (OSError, ValueError, subprocess.SubprocessError) as trouble:
+                why = f"{runtime} could not be started: {trouble}"
+                return PullEnded(now_ms=there.now_ms, attempts=(attempt,), trouble=why)
+            log.info("pull started", image=reference, runtime=runtime)
+        self._pulls[image].attempts[attempt] = None
+        return PullStarted(now_ms=there.now_ms, attempt=attempt)
+
+    def _started(
+        self, argv: Sequence[str], template: PodTemplate, account: Account | None
+    ) -> _Pull:
+        environment: Mapping[str, str] = base_environment(os.environ, secrets=self._secrets)
+        if account is not None:
+            environment = without_person(environment) | account.environment()
+        mark, agent = processes.mark_of(self._run_dir), os.getpid()
+
+        def prepare() -> None:
+            # The next agent finds and ends what a killed one has left.
+            processes.set_mark(mark)
+            processes.die_with_parent(signal.SIGKILL, agent)
+
+        output = tempfile.TemporaryFile(dir=self._run_dir)  # noqa: SIM115 - it is the pull's
+        try:
+            with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor
+                process = privileges.popen(
+                    argv,
+                    {**environment, **template.env},
+                    "/",
+                    (nothing.fileno(), output.fileno(), output.fileno()),
+                    account=account,
+                    prepare=prepare,
+                    ready=lambda: processes.die_with_parent(signal.SIGKILL, agent),
+                )
+            pull = _Pull(process, output)
+        except BaseException:  # anything: the file must not stay open
+            output.close()
+            raise
+        self._poll.register(pull.descriptor, select.POLLIN)
+        return pull
+
+
+def _trouble(output: IO[bytes], code: int) -> str:
+    """Return why a pull has failed, by its output: the line of its error, or else the last one."""
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _SHOWN_BYTES))
+    text = output.read().decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return f"killed by signal {-code}" if code < 0 else f"exited with {code}"
+    line = next((one for one in reversed(lines) if "error" in one.lower()), lines[-1])
+    return printable(line)[:_MOST_SHOWN]

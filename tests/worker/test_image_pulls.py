@@ -1,0 +1,199 @@
+"""Real agents pull images before pods claim their places, by a stand-in and by a real podman."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import Container, Pod
+from tests.daemon.waiting import until
+from tests.harness.fake_podman import IMAGE, FakePodman
+from tests.worker.stage import WITHIN_S, Stage, is_alive
+
+PULLING = f"pulling image {IMAGE} on node n1"
+
+
+@pytest.fixture
+def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePodman:
+    made = FakePodman(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{made.folder}:{os.environ['PATH']}")
+    return made
+
+
+def bind(stage: Stage, *command: str, replicas: int = 1) -> list[Pod]:
+    return stage.bind(*command, replicas=replicas, container=Container(image=IMAGE))
+
+
+def await_message(stage: Stage, pod: Pod, says: Callable[[str], bool]) -> str:
+    until(lambda: says(stage.now(pod).status.message), within_s=WITHIN_S)
+    return stage.now(pod).status.message
+
+
+def test_a_pod_starts_when_its_image_was_pulled(stage: Stage, podman: FakePodman) -> None:
+    stage.start_agent()
+    [pod] = bind(stage, "sh", "-c", "echo it runs")
+    await_message(stage, pod, lambda text: text == PULLING)
+    assert stage.now(pod).status.phase == PodPhase.BOUND
+    podman.answer("ok")
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    assert stage.output(pod) == "it runs\n"
+    assert stage.now(pod).status.message == ""
+    reasons = [event.reason for event in stage.store.events()]
+    assert [one for one in reasons if one.startswith("Pull")] == ["Pulling", "Pulled"]
+
+
+def test_two_pods_of_an_image_pull_it_once_and_a_later_one_not_again(
+    stage: Stage, podman: FakePodman
+) -> None:
+    stage.start_agent()
+    first = bind(stage, "true", replicas=2)
+    for pod in first:
+        await_message(stage, pod, lambda text: text == PULLING)
+    podman.answer("ok")
+    for pod in (*first, *bind(stage, "true")):
+        assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    assert len(podman.pulls()) == 1
+
+
+def test_other_pods_run_while_an_image_is_pulled(stage: Stage, podman: FakePodman) -> None:
+    stage.start_agent(lease_ms=2_000)
+    [long] = stage.bind("sleep", "60")
+    stage.started(long)
+    [pod] = bind(stage, "true")
+    until(lambda: len(podman.pulls()) == 1, within_s=WITHIN_S)
+    [other] = stage.bind("sh", "-c", "echo me too")
+    assert stage.ended(other).status.phase == PodPhase.SUCCEEDED
+    stage.await_renewals(long, 3)
+    assert stage.now(long).status.phase == PodPhase.RUNNING
+    assert stage.now(pod).status.phase == PodPhase.BOUND
+
+
+def test_a_cancel_ends_the_pull_and_the_pull_of_another_pod_goes_on(
+    stage: Stage, podman: FakePodman
+) -> None:
+    stage.start_agent()
+    first, second = bind(stage, "true", replicas=2)
+    for pod in (first, second):
+        await_message(stage, pod, lambda text: text == PULLING)
+    [pull] = podman.pulls()
+    stage.stop(first, "Cancelled")
+    assert stage.ended(first).status.reason == "Cancelled"
+    assert is_alive(pull)
+    stage.stop(second, "Cancelled")
+    assert stage.ended(second).status.reason == "Cancelled"
+    until(lambda: not is_alive(pull), within_s=WITHIN_S)
+
+
+def test_an_image_that_does_not_exist_fails_its_pod_at_once(
+    stage: Stage, podman: FakePodman
+) -> None:
+    podman.answer("Trying to pull it...\nError: reading manifest 1: manifest unknown\nfoo")
+    stage.start_agent()
+    [pod] = bind(stage, "true")
+    status = stage.ended(pod).status
+    assert (status.phase, status.exit_code, status.started_at) == (PodPhase.FAILED, 125, None)
+    assert status.message == (
+        f"image {IMAGE} could not be pulled on node n1: Error: reading manifest 1: manifest unknown"
+    )
+    assert len(podman.pulls()) == 1
+
+
+def test_a_pull_that_fails_says_so_and_is_tried_again(stage: Stage, podman: FakePodman) -> None:
+    podman.answer("Error: i/o timeout")
+    stage.start_agent()
+    [pod] = bind(stage, "true")
+    assert await_message(stage, pod, bool) == (
+        f"image {IMAGE} could not be pulled on node n1, which is tried again (1 of 3 times):"
+        " Error: i/o timeout"
+    )
+    podman.answer("ok")
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    assert len(podman.pulls()) == 2
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_an_agent_ends_its_pulls(
+    stage: Stage, podman: FakePodman, sent: signal.Signals
+) -> None:
+    agent = stage.start_agent()
+    bind(stage, "true")
+    until(lambda: len(podman.pulls()) == 1, within_s=WITHIN_S)
+    agent.send_signal(sent)
+    agent.wait(WITHIN_S)
+    until(lambda: not is_alive(podman.pulls()[0]), within_s=WITHIN_S)
+
+
+def test_the_next_agent_pulls_what_a_killed_one_has_not(stage: Stage, podman: FakePodman) -> None:
+    agent = stage.start_agent()
+    [pod] = bind(stage, "true")
+    until(lambda: len(podman.pulls()) == 1, within_s=WITHIN_S)
+    agent.kill()
+    agent.wait(WITHIN_S)
+    stage.start_agent()
+    until(lambda: len(podman.pulls()) == 2, within_s=WITHIN_S)
+    podman.answer("ok")
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+
+
+# --- a real podman ----------------------------------------------------------------------------
+
+
+PODMAN = shutil.which("podman")
+needs_podman = pytest.mark.skipif(PODMAN is None, reason="this machine has no podman")
+
+
+def run_podman(folder: Path, *words: str) -> str:
+    """Run podman on a store of its own in a folder."""
+    environment = {**os.environ, "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf")}
+    done = subprocess.run(
+        ["podman", *words], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    """A folder with a store of podman."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    text = f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/g"\nrunroot = "{folder}/r"\n'
+    (folder / "storage.conf").write_text(text)
+    return folder
+
+
+@needs_podman
+def test_a_real_podman_pulls_the_image_of_a_pod(stage: Stage, real: Path, tmp_path: Path) -> None:
+    (tmp_path / "hello").write_text("hello")
+    with tarfile.open(tmp_path / "root.tar", "w") as archive:
+        archive.add(tmp_path / "hello", "hello")
+    made = run_podman(real, "import", "--quiet", str(tmp_path / "root.tar"), "localhost/tiny:1")
+    image = f"oci-archive:{tmp_path}/tiny.tar"
+    run_podman(real, "push", "--quiet", "localhost/tiny:1", image)
+    run_podman(real, "rmi", "--all", "--force")
+    stage.start_agent()
+    variables = {"CONTAINERS_STORAGE_CONF": str(real / "storage.conf")}
+    container = Container(image=image, runtime="podman")
+    [pod] = stage.bind("/hello", container=container, env=variables)
+    # Whether the container runs depends on the rights of this machine.
+    assert stage.ended(pod).status.started_at is not None
+    assert run_podman(real, "images", "--quiet", "--no-trunc") == made
+
+
+@needs_podman
+def test_a_real_podman_says_that_an_image_has_no_valid_name(stage: Stage) -> None:
+    stage.start_agent()
+    [pod] = stage.bind("true", container=Container(image="registry.example/Tiny:1:2"))
+    status = stage.ended(pod).status
+    assert (status.phase, status.started_at) == (PodPhase.FAILED, None)
+    assert status.message == (
+        "image registry.example/Tiny:1:2 could not be pulled on node n1: Error: invalid reference"
+        " format"
+    )

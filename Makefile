@@ -6,6 +6,8 @@ DOCS := .venv-docs
 REQUESTS := .venv-requests
 FRAMEWORKS := .venv-frameworks
 MPIS := openmpi mpich
+# PyPI's torch needs gigabytes of CUDA; that of the system is enough (Debian: python3-torch).
+TORCH := /usr/bin/python3
 # 3.11 first: it is the version that everything is tested with.
 PYTHONS := python3.11 python3.12 python3.13 python3.14 python3
 NEWER := python3.14 python3.13 python3.12
@@ -83,7 +85,8 @@ swarm-of-damage:
 swarm-of-requests: $(REQUESTS)/.installed
 	$(BIN)/python -m tests.swarm.openapi_requests --seconds $(call of,3600) --schemathesis $(abspath $(REQUESTS))/bin/schemathesis
 swarm-of-frameworks: $(FRAMEWORKS)/.installed $(MPIS:%=$(FRAMEWORKS)-%/.installed)
-	BATCHQ_FRAMEWORKS=$(abspath $(FRAMEWORKS))/bin/python BATCHQ_MPI=$(subst $(eval) ,:,$(MPIS:%=$(abspath $(FRAMEWORKS))-%)) $(BIN)/pytest -m "slow or not slow" tests/e2e/test_frameworks.py tests/e2e/test_mpi.py
+	BATCHQ_TORCH=$${BATCHQ_TORCH-$$($(TORCH) -c "import torch" 2>/dev/null && echo $(TORCH))} \
+	BATCHQ_FRAMEWORKS=$(abspath $(FRAMEWORKS))/bin/python BATCHQ_MPI=$(subst $(eval) ,:,$(MPIS:%=$(abspath $(FRAMEWORKS))-%)) $(BIN)/pytest -m "slow or not slow" tests/e2e/test_frameworks.py tests/e2e/test_torch.py tests/e2e/test_mpi.py
 swarm-of-slow-tests:
 	$(BIN)/pytest -m slow $(SLOW)
 

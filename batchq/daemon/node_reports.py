@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import SPOILED, Ended, Leaves, NodeReport, Runs, Serves, StartClaim
-from batchq.api.objects import Node
+from batchq.api.objects import Node, Pod, PodGroup
 from batchq.api.transaction import Commit, Event, Transaction, count_of
 from batchq.daemon.services import ThreadService
 from batchq.errors import StoreUnavailable
@@ -35,6 +36,7 @@ from batchq.store.node_channels import (
 from batchq.store.outage import Backoff
 from batchq.store.redis import RedisStore
 from batchq.system import structlog
+from batchq.worker.rendezvous import is_mpi, uids_of_gang
 
 _log = structlog.get_logger()
 
@@ -197,6 +199,7 @@ class NodeReportReader:
             others = [one for one in result.done if id(one) not in applied]
             claimed = {one.node for one in others if isinstance(one.report, StartClaim)}
             notify(self._store.link, sorted(claimed), WakeReason.CLAIMS)
+            self._wake_mpi_gangs(plan, applied)
             # Events first, removal second: after a crash in between they are repeated, not lost.
             self._report_superseded(result, epoch)
             self._inboxes.remove([by_report[id(posted)][1] for posted in others])
@@ -223,6 +226,32 @@ class NodeReportReader:
 
     def _accepts_unknown(self, now_ms: int, epoch: int | None) -> bool:
         return epoch is None or now_ms < self._led_since + _UNKNOWN_WITHIN_MS
+
+    def _wake_mpi_gangs(self, plan: ReportPlan, applied: set[int]) -> None:
+        """Have the agents look at gangs of MPI whose pod 0 has just succeeded: their other pods end
+        then. Without this, the agents find it out with their next look.
+        """
+        firsts = [
+            pod
+            for step in plan.steps
+            for pod in (step.transaction.writes[0].value,)
+            if id(step.posted) in applied
+            and isinstance(pod, Pod)
+            and pod.spec.ports
+            and pod.status.phase == PodPhase.SUCCEEDED
+        ]
+        if not firsts:
+            return
+        ended = {pod.metadata.uid for pod in firsts}
+        keys = dict.fromkeys(f"{pod.metadata.namespace}/{pod.spec.pod_group}" for pod in firsts)
+        groups = self._store.get_many("PodGroup", list(keys)).values()
+        gangs = [
+            uids_of_gang(group) for group in groups if isinstance(group, PodGroup) and is_mpi(group)
+        ]
+        others = [uid for first, *rest in gangs if first in ended for uid in rest]
+        pods = self._store.get_many("Pod", others).values() if others else ()
+        nodes = {pod.status.node for pod in pods if isinstance(pod, Pod)} - {""}
+        notify(self._store.link, sorted(nodes), WakeReason.STOPS)
 
     def _report_superseded(self, result: ReportResult, epoch: int | None) -> None:
         if not result.superseded:

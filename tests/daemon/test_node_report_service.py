@@ -7,13 +7,17 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from batchq.api.lifecycle import PodPhase
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.node_report import Ended, Leaves, NodeReport, PodOutcome, Serves, StartClaim
-from batchq.api.objects import Node, Pod
+from batchq.api.objects import Launch, Node, Pod, PodGroupStatus
+from batchq.api.transaction import Write
 from batchq.daemon.node_reports import NodeReportReader, node_report_service
 from batchq.daemon.services import ThreadService
+from batchq.store import keys
+from batchq.store.node_channels import WakeReason
 from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
+from tests.builders import a_group, a_pod
 from tests.contract.made import pod, put, writing
 from tests.daemon.waiting import until
 from tests.harness.server import Server
@@ -196,3 +200,45 @@ def test_a_node_is_notified_when_its_claim_is_applied_and_not_for_an_end(
         reader.turn(None)
         rung.append(raw.xinfo_stream("{bq}:doorbell:n1")["entries-added"])
     assert rung == [1, 1]
+
+
+def end_of_pod_0(store: RedisStore, *, style: str, exit_code: int = 0) -> list[str]:
+    """Have pod 0 of a gang of three end; return which nodes are then told to look at their pods."""
+    status = PodGroupStatus(phase=PodGroupPhase.RUNNING, admission=1)
+    group = a_group("g", 3, launch=Launch(style=style), token="self", status=status)
+    pods = [
+        a_pod(group, index, phase=PodPhase.BOUND, node=f"n{index}", bound_at=0)
+        for index in range(3)
+    ]
+    gang = Write(kind="PodGroup", key="default/g", expect=0, value=group)
+    store.commit([writing(gang, *map(put, pods))], request_id="1")
+    reader = NodeReportReader(store, RandomIds())
+    for one in pods:
+        claim = StartClaim(
+            pod=one.metadata.uid, attempt=1, author="a", address="10.0.0.1", ports=(61_440,)
+        )
+        store.report_queues.post(one.status.node, claim)
+    reader.turn(None)
+    end = Ended(pod=pods[0].metadata.uid, attempt=1, outcome=PodOutcome(exit_code=exit_code))
+    store.report_queues.post("n0", end)
+    reader.turn(None)
+    return [node for node in ("n0", "n1", "n2") if WakeReason.STOPS in wakes(store, node)]
+
+
+def wakes(store: RedisStore, node: str) -> set[str]:
+    entries = store.link.ask(lambda client: client.xrange(keys.wake_up_channel(node)))
+    return {fields[b"word"].decode() for _, fields in entries}
+
+
+def test_the_end_of_pod_0_wakes_the_other_agents_of_an_mpi_gang(redis_store: RedisStore) -> None:
+    assert end_of_pod_0(redis_store, style="mpi") == ["n1", "n2"]
+
+
+def test_the_failure_of_pod_0_wakes_nobody_since_the_gang_is_stopped(
+    redis_store: RedisStore,
+) -> None:
+    assert end_of_pod_0(redis_store, style="mpi", exit_code=1) == []
+
+
+def test_the_end_of_pod_0_of_another_gang_wakes_nobody(redis_store: RedisStore) -> None:
+    assert end_of_pod_0(redis_store, style="rank") == []

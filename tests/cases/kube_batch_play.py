@@ -19,7 +19,8 @@ from batchq.config.model import SchedulerConfig
 from batchq.lab.simulation.player import PlayedWorld, WorldRun
 from batchq.lab.simulation.report import CycleStory, WorldOutcome
 from batchq.lab.simulation.world import read_world
-from tests.cases.kube_batch_world import config_of, reclaims, text_of, world_of
+from tests.cases.kube_batch_world import config_of, reclaims, world_of
+from tests.yaml_text import text_of_all
 
 #: Later events are not described.
 HORIZON_S = 60
@@ -33,7 +34,7 @@ def result_of(case: Mapping[str, Any], configs: Mapping[str, Any]) -> tuple[str,
 
 def told_of_world(world: list[dict[str, Any]], config: SchedulerConfig) -> tuple[str, ...]:
     """Play these manifests for a minute, and return the lines."""
-    text = text_of(world)
+    text = text_of_all(world)
     whole = _played(text, config, _MOST_SESSIONS)[0].outcome
     within = sum(cycle.time <= HORIZON_S for cycle in whole.cycles)
     assert within < _MOST_SESSIONS, "the world does not come to rest within a minute"

@@ -13,8 +13,8 @@ from batchq.api.resources import format_quantity, parse_quantity
 from batchq.config.load import read_config
 from batchq.lab.simulation.player import play
 from tests.cases.kube_batch_entry import DIFFERS, SAME, Entry, File
-from tests.cases.kube_batch_world import text_of
 from tests.sim.worlds import Manifest, manifest
+from tests.yaml_text import text_of_all
 
 PER_DIMENSION = (
     "for each resource separately, the deserved amount of a queue is capped by its demand, and the"
@@ -27,7 +27,10 @@ Deserved = dict[str, dict[str, str]]
 
 def _deserved(row: Any, file: File) -> Deserved:
     outcome = play(
-        text_of(_world(row)), "case", config=read_config("actions: [enqueue]", "config"), cycles=1
+        text_of_all(_world(row)),
+        "case",
+        config=read_config("actions: [enqueue]", "config"),
+        cycles=1,
     ).outcome
     return {
         name: {

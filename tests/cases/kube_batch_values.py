@@ -16,8 +16,8 @@ from batchq.errors import InvalidInput
 from batchq.lab.simulation.player import WorldRun, play
 from batchq.lab.simulation.world import read_world
 from tests.cases.kube_batch_entry import DIFFERS, NOT_APPLICABLE, SAME, Entry, File, Play
-from tests.cases.kube_batch_world import text_of
 from tests.sim.worlds import Manifest, group, manifest, node, pod, queue, timeline
+from tests.yaml_text import text_of_all
 
 NO_EPSILON = (
     "resources are integers, without an epsilon (rule: objects); kube-batch lets 9 milli-cores "
@@ -100,7 +100,7 @@ def _shares(row: Any, file: File) -> object:
 
 def _stage(*manifests: Manifest, config: str = "", cycles: int = 5) -> tuple[WorldRun, Any]:
     scheduler = assemble(read_config(config, "config"))
-    stage = WorldRun(read_world(text_of(list(manifests)), "case"), scheduler)
+    stage = WorldRun(read_world(text_of_all(list(manifests)), "case"), scheduler)
     stage.run(cycles, bounded=False)
     return stage, scheduler.open(stage.store.snapshot(), 10_000)
 
@@ -172,7 +172,7 @@ def _job_less(phase: str) -> Play:
 
 def _refused_pod(row: Any, file: File) -> object:
     stray = manifest("Pod", "p1", {"podGroup": "j1", "task": "t"}, metadata={"namespace": "c1"})
-    return _refusal(lambda: play(text_of([stray]), "case", config=read_config("", "config")))
+    return _refusal(lambda: play(text_of_all([stray]), "case", config=read_config("", "config")))
 
 
 def _pods_before_their_node(row: Any, file: File) -> object:
@@ -209,7 +209,7 @@ def _everything_on(row: Any, file: File) -> object:
     names = ["priority", "gang", "conformance", "drf", "predicates", "proportion", "leastAllocated"]
     config = read_config(f"{{actions: 'allocate, preempt', plugins: {names}}}", "config")
     scheduler = assemble(config)
-    stage = WorldRun(read_world(text_of([queue("q")]), "case"), scheduler)
+    stage = WorldRun(read_world(text_of_all([queue("q")]), "case"), scheduler)
     session = scheduler.open(stage.store.snapshot(), 0)
     missing = [
         f"{name} at {point}"
@@ -232,7 +232,9 @@ def _best_node(**loads: int) -> Play:
                 holds = _sized(f"on-{name}", (f"{load}", f"{load}Gi"), status=RUNNING)
                 world += [holds, _runs(f"on-{name}", 1, on=name)]
         outcome = play(
-            text_of([*world, _sized("new", ("1", "1Gi"))]), "case", config=read_config("", "config")
+            text_of_all([*world, _sized("new", ("1", "1Gi"))]),
+            "case",
+            config=read_config("", "config"),
         ).outcome
         return outcome.cycles[0].bound["default/new-t1-0"]
 

@@ -26,10 +26,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
+from tests.yaml_text import text_of
 
 Manifest = dict[str, Any]
 
@@ -51,7 +50,7 @@ def config_of(case: Mapping[str, Any], configs: Mapping[str, Any]) -> SchedulerC
         "actions": actions,
         "plugins": [*_ALWAYS, *(name for name in _PLUGINS if name in on), *_scores(entries)],
     }
-    return read_config(yaml.safe_dump(written), "config")
+    return read_config(text_of(written), "config")
 
 
 def reclaims(case: Mapping[str, Any], configs: Mapping[str, Any]) -> bool:
@@ -107,11 +106,6 @@ def world_of(case: Mapping[str, Any], *, reclaim: bool) -> list[Manifest]:
         ordered = [step for _, step in sorted(steps, key=lambda pair: pair[0])]
         objects.append(_manifest("Timeline", "later", ordered))
     return objects
-
-
-def text_of(world: list[Manifest]) -> str:
-    """Return the manifests as the text of a file."""
-    return yaml.safe_dump_all(world, sort_keys=False)
 
 
 def _groups(case: Mapping[str, Any]) -> list[Manifest]:

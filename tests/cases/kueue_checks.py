@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from batchq.config.load import read_config
 from batchq.lab.simulation.player import play
 from batchq.lab.simulation.report import WorldOutcome
 from tests.cases.peers import Data
 from tests.sim.worlds import check, group, node, pod, queue, timeline
+from tests.yaml_text import text_of_all
 
 _CONFIG = read_config("actions: enqueue, allocate, reclaim, preempt", "config")
 _STATES: dict[str, tuple[str, str]] = {
@@ -170,7 +169,7 @@ def _synced(case: Data) -> Data:
 
 
 def _outcome(world: list[Data], cycles: int) -> WorldOutcome:
-    text = yaml.safe_dump_all(world, sort_keys=False)
+    text = text_of_all(world)
     played = play(text, "case", config=_CONFIG, cycles=cycles)
     assert (played.refused, played.refused_steps) == (0, ())
     return played.outcome

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-import yaml
-
 from batchq.config.load import read_config
 from batchq.lab.simulation.player import play
 from batchq.lab.simulation.report import WorldOutcome
@@ -26,6 +24,7 @@ from tests.cases.kueue_world import (
     world_of,
 )
 from tests.cases.peers import HORIZON_S, Data, told_reason
+from tests.yaml_text import text_of_all
 
 #: Modes whose cases are clusters with quota and workloads.
 WORLDS = frozenset({"find_targets", "one_cycle"})
@@ -112,7 +111,7 @@ def is_kueues(case: Data, came: Data) -> bool:
 
 def outcome_of(world: Iterable[Data], *, cycles: int | None = None) -> WorldOutcome:
     """Play the cluster for some sessions under the default configuration."""
-    text = yaml.safe_dump_all(list(world), sort_keys=False)
+    text = text_of_all(world)
     played = play(text, "case", config=_CONFIG, cycles=cycles)
     assert played.refused == 0
     assert played.refused_steps == ()

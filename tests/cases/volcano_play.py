@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import yaml
-
 from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import assemble
 from batchq.config.load import read_config
@@ -24,6 +22,7 @@ from batchq.lab.simulation.world import read_world
 from batchq.scheduler.cycle import Scheduler
 from tests.cases.peers import HORIZON_S, Data, told_reason
 from tests.cases.volcano_world import actions_of, name_of, owner_of, world_of
+from tests.yaml_text import text_of, text_of_all
 
 
 class RefusesOne:
@@ -44,11 +43,11 @@ def played(
     world: Iterable[Data], config: Data, *, cycles: int, beside: Iterable[Plugin] = ()
 ) -> WorldOutcome:
     """Play the cluster for `cycles` sessions; `beside` are plugins that batchq does not have."""
-    ours = assemble(read_config(yaml.safe_dump(config), "config"))
+    ours = assemble(read_config(text_of(config), "config"))
     theirs = everywhere((plugin, 1) for plugin in beside)
     both = {point: (*standing, *theirs[point]) for point, standing in ours.plugins.items()}
     scheduler = Scheduler(actions=ours.actions, plugins=both, settings=ours.settings)
-    text = yaml.safe_dump_all(list(world), sort_keys=False)
+    text = text_of_all(world)
     result = WorldRun(read_world(text, "case"), scheduler).run(cycles, bounded=False)
     assert result.refused == 0, "the store refused what a session decided"
     assert result.refused_steps == ()

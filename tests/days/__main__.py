@@ -18,10 +18,9 @@ import sys
 import time
 from pathlib import Path
 
-import yaml
-
 from tests.days.making import STRATEGIES, day_of, manifests
 from tests.days.play import Failure, Outcome, result_of, results_of
+from tests.yaml_text import text_of_all
 
 _MOST_SHOWN = 30
 
@@ -43,7 +42,7 @@ def main() -> int:
 
 def _replay(seed: int, strategy: str, path: Path | None) -> int:
     if path is not None:
-        path.write_text(yaml.safe_dump_all(manifests(day_of(seed), strategy), sort_keys=False))
+        path.write_text(text_of_all(manifests(day_of(seed), strategy)))
     result = result_of((seed, strategy))
     if isinstance(result, Failure):
         _tell(f"day {seed} under {strategy}: {result.why}\n{result.trace}")

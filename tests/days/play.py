@@ -7,7 +7,6 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-import yaml
 from msgspec import Struct
 
 from batchq.api.lifecycle import TERMINAL, PodPhase
@@ -26,6 +25,7 @@ from tests.days.easy import Easy
 from tests.days.making import STRATEGIES, Day, day_of, manifests
 from tests.worlds.instants import Instants
 from tests.worlds.rules import Broken
+from tests.yaml_text import text_of_all
 
 #: The most sessions of a day, which ends long before.
 MOST_SESSIONS = 20_000
@@ -127,7 +127,7 @@ class DayRun(WorldRun):
 
 def play(day: Day, strategy: str) -> Outcome:
     """Play a day. Raises Broken if a rule is violated, or something has not run by the end."""
-    text = yaml.safe_dump_all(manifests(day, strategy), sort_keys=False)
+    text = text_of_all(manifests(day, strategy))
     fails = {
         f"{one.key}-t-0": one.fails_after_s for one in day.works if one.fails_after_s is not None
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from batchq.assembly import BUILTIN_PLUGINS, arguments_of, expanded, known_names
 from batchq.config.load import as_text, differences, effect, read_config
 from batchq.config.model import SchedulerConfig
 from batchq.core.extension import POINTS
+from tests.yaml_text import text_of
 
 _NAMES = sorted(BUILTIN_PLUGINS)
 _ACTIONS = ["enqueue", "allocate", "reclaim", "preempt"]
@@ -70,7 +70,7 @@ def read(text: str) -> SchedulerConfig:
 
 @given(files())
 def test_a_printed_configuration_is_read_as_an_equal_one(written: dict[str, Any]) -> None:
-    config = read(yaml.safe_dump(written, sort_keys=False))
+    config = read(text_of(written))
     assert read(as_text(config)) == config
     assert expanded(read(as_text(config))) == expanded(config)
 
@@ -79,7 +79,7 @@ def test_a_printed_configuration_is_read_as_an_equal_one(written: dict[str, Any]
 def test_a_configuration_printed_point_by_point_has_the_same_effect(
     written: dict[str, Any],
 ) -> None:
-    config = read(yaml.safe_dump(written, sort_keys=False))
+    config = read(text_of(written))
     expansion = expanded(config)
     again = read(as_text(config, expansion))
     assert expanded(again) == expansion
@@ -93,7 +93,7 @@ def test_a_configuration_printed_point_by_point_has_the_same_effect(
 def test_each_point_has_its_plugins_once_and_ordered_by_tiers(
     written: dict[str, Any],
 ) -> None:
-    for point, standing in expanded(read(yaml.safe_dump(written))).items():
+    for point, standing in expanded(read(text_of(written))).items():
         names = [entry.name for entry in standing]
         assert set(names) <= set(_plugins_at(point))
         assert len(set(names)) == len(names)

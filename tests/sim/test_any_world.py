@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from batchq.lab.simulation.report import WorldOutcome, as_json
 from batchq.lab.simulation.world import read_world
 from tests.effort import usually
 from tests.sim.worlds import Manifest, group, node, priority, queue, quota, timeline
+from tests.yaml_text import text_of_all
 
 CONFIGS = ("", "actions: [enqueue, allocate]\novercommit: 1.5\n", "actions: [allocate]\n")
 NAMES = ("g0", "g1", "g2", "g3", "g4")
@@ -92,7 +92,7 @@ def worlds(draw: st.DrawFn) -> list[Manifest]:
 def played(
     manifests: list[Manifest], config: str, most: int = 300
 ) -> tuple[WorldRun, WorldOutcome]:
-    text = yaml.safe_dump_all(manifests, sort_keys=False)
+    text = text_of_all(manifests)
     stage = WorldRun(read_world(text, "world"), assemble(read_config(config, "config")))
     came = stage.run(most, bounded=True)
     # Only the scheduler writes, so the store accepts all of its decisions.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import yaml
-
 from batchq.api.objects import PodGroup
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import Manifest, answers, check, group, node, queue, timeline
+from tests.yaml_text import text_of_all
 
 A = [
     node("n1", 4),
@@ -21,7 +20,7 @@ A = [
 
 def conditions(*manifests: Manifest, cycles: int) -> dict[str, tuple[str, str, str]]:
     """Return (status, reason, message) of each condition after this many sessions."""
-    text = yaml.safe_dump_all(manifests, sort_keys=False)
+    text = text_of_all(manifests)
     stage = WorldRun(read_world(text, "world"), assemble(read_config("", "config")))
     stage.run(cycles, bounded=False)
     found = stage.store.get("PodGroup", "default/g")

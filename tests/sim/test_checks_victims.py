@@ -4,8 +4,6 @@ groups as victims.
 
 from __future__ import annotations
 
-import yaml
-
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.lab.simulation.player import WorldRun
@@ -27,6 +25,7 @@ from tests.sim.worlds import (
     taker,
     timeline,
 )
+from tests.yaml_text import text_of_all
 
 # --- Rules 1 to 4 again ---------------------------------------------------------------------------
 
@@ -227,7 +226,7 @@ def test_a_pledge_ends_and_its_victims_are_pledged_again_in_one_commit() -> None
     world = [*CLASSES, LATE, node("n1", 4), asks("late"), *runs("low", 1, 4), first]
     world.append(group("second", 1, 3, **HI))
     scheduler = assemble(read_config(ALL, "config"))
-    stage = WorldRun(read_world(yaml.safe_dump_all(world, sort_keys=False), "world"), scheduler)
+    stage = WorldRun(read_world(text_of_all(world), "world"), scheduler)
     session = scheduler.decide(stage.store.snapshot(), 0)
     written = [
         sorted(write.key for write in one.writes if write.kind == "PodGroup")

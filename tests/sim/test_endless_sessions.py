@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import yaml
 
 from batchq.api.reasons import Leaving
 from batchq.assembly import assemble
@@ -18,6 +17,7 @@ from batchq.errors import EndlessSessions
 from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import group, node
+from tests.yaml_text import text_of_all
 
 
 class ToAndFro:
@@ -39,7 +39,7 @@ class ToAndFro:
 
 def stage_of(*actions: Any) -> WorldRun:
     scheduler = replace(assemble(read_config("", "config")), actions=actions)
-    text = yaml.safe_dump_all([node("n1", 4), group("g", 1)])
+    text = text_of_all([node("n1", 4), group("g", 1)])
     return WorldRun(read_world(text, "world"), scheduler)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import yaml
 
 from batchq.config.load import read_config
 from batchq.errors import InvalidInput
 from batchq.lab.simulation.player import play
 from batchq.lab.simulation.report import CycleStory, GroupOutcome, WorldOutcome
+from tests.yaml_text import text_of_all
 
 Manifest = dict[str, Any]
 
@@ -127,7 +127,7 @@ def timeline(*steps: Manifest) -> Manifest:
 
 def outcome(*manifests: Manifest, cycles: int | None = None, config: str = "") -> WorldOutcome:
     """Return the outcome of the world that these manifests describe."""
-    text = yaml.safe_dump_all(manifests, sort_keys=False)
+    text = text_of_all(manifests)
     return play(text, "world", config=read_config(config, "config"), cycles=cycles).outcome
 
 
@@ -148,7 +148,7 @@ def refusal(*manifests: Manifest) -> str:
 
 def refused_steps(*manifests: Manifest) -> tuple[str, ...]:
     """Return the Timeline steps that the rules refuse; the world goes on."""
-    text = yaml.safe_dump_all(manifests)
+    text = text_of_all(manifests)
     return play(text, "world.yaml", config=read_config("", "config")).refused_steps
 
 

@@ -11,6 +11,7 @@ from batchq.config.load import as_written, load_config, read_config
 from batchq.config.model import PluginEntry, SchedulerConfig
 from batchq.core.session.snapshot import Settings
 from batchq.errors import InvalidInput
+from tests.yaml_text import text_of
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -96,7 +97,7 @@ def test_a_budget_is_printed_with_its_window_and_none_as_null() -> None:
 def test_a_printed_configuration_reads_as_the_same() -> None:
     text = "overcommit: 1.5\nplugins: [gang, {name: binpack, weight: 5}]\nschedulePeriod: 250ms\n"
     config = read_config(text, "scheduler.yaml")
-    assert read_config(yaml.safe_dump(as_written(config)), "printed.yaml") == config
+    assert read_config(text_of(as_written(config)), "printed.yaml") == config
 
 
 WRONG = {

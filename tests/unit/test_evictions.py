@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import yaml
-
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.lab.simulation.player import WorldRun
@@ -23,6 +21,7 @@ from tests.sim.worlds import (
     taker,
     timeline,
 )
+from tests.yaml_text import text_of_all
 
 ALL = "actions: [enqueue, allocate, reclaim, preempt]\n"
 
@@ -134,7 +133,7 @@ def test_reserved_capacity_is_not_given_to_pods_beyond_the_reservation() -> None
         ),
     ]
     scheduler = assemble(read_config(ALL, "config"))
-    stage = WorldRun(read_world(yaml.safe_dump_all(world), "world"), scheduler)
+    stage = WorldRun(read_world(text_of_all(world), "world"), scheduler)
     result = stage.run(1, bounded=False).outcome
     assert [time for time, _ in evicted(result)] == [0]
     assert stage.store.ledger()["cluster"]["cpu"] == 5000

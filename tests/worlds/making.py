@@ -10,8 +10,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import yaml
 from msgspec import Struct
+
+from tests.yaml_text import text_of, text_of_all
 
 Manifest = dict[str, Any]
 
@@ -41,12 +42,12 @@ class Described(Struct, frozen=True):
     @property
     def text(self) -> str:
         """Return the world as the text of a file."""
-        return yaml.safe_dump_all(self.manifests, sort_keys=False)
+        return text_of_all(self.manifests)
 
     @property
     def config_text(self) -> str:
         """Return the configuration as scheduler.yaml."""
-        return yaml.safe_dump(self.config, sort_keys=False)
+        return text_of(self.config)
 
 
 def described(seed: int) -> Described:

@@ -80,6 +80,10 @@ def with_parts(root: Path) -> list[str]:
 class Site:
     """A server, a scheduler, the HTTP API, and agents that run pods as their owners."""
 
+    #: Whether a site has found that the agent's account can use the parts; the next ones have equal
+    #: parts.
+    _has_usable_parts = False
+
     def __init__(self, root: Path, server: Server) -> None:
         self.root = root
         self.url = f"unix://:{PASSWORD}@{server.socket}"
@@ -104,6 +108,8 @@ class Site:
 
     def _check_parts(self) -> None:
         """Skip the test if the agent's account cannot use batchq on this machine."""
+        if Site._has_usable_parts:
+            return
         uid = account(AGENT).pw_uid
         check = f"import os; os.setuid({uid}); import batchq.cli, batchq.worker.agent.agent"
         done = subprocess.run(
@@ -117,6 +123,7 @@ class Site:
         if done.returncode:
             why = done.stderr.strip().splitlines()[-1:]
             pytest.skip(f"account {AGENT} cannot use batchq on this machine: {why}")
+        Site._has_usable_parts = True
 
     def file(self, name: str, text: str, mode: int) -> Path:
         path = self.root / name

@@ -13,7 +13,14 @@ from batchq.lab.simulation.report import as_json
 from tests.effort import usually
 from tests.sim.worlds import group, node, pod, priority, queue, taker
 from tests.worlds.making import Described, described
-from tests.worlds.play import failure_of, failure_of_wide_seed, failures_of, play, world_of
+from tests.worlds.play import (
+    failure_of,
+    failure_of_wide_seed,
+    failures_of,
+    outcome_of,
+    play,
+    world_of,
+)
 from tests.worlds.rules import Broken, Course
 
 SEEDS = usually(25, 150)
@@ -95,7 +102,7 @@ def test_the_seeds_let_both_actions_evict_pods_and_whole_groups() -> None:
     for seed in range(40):
         if met >= looked_for:
             break
-        for cycle in play(described(seed)).cycles:
+        for cycle in outcome_of(described(seed)).cycles:
             left = {item.group for item in cycle.requeued}
             for item in cycle.evicted:
                 if item.action:
@@ -117,7 +124,7 @@ def test_the_seeds_contain_checks_that_wait_agree_and_refuse() -> None:
     for seed in range(40):
         if met >= looked_for:
             break
-        came = play(world_of(seed))
+        came = outcome_of(world_of(seed))
         before: set[str] = set()
         for cycle in came.cycles:
             now = {*cycle.reserved, *cycle.admitted}
@@ -194,9 +201,9 @@ _TELL = """
 from batchq.lab.simulation.report import as_json
 from tests.sim.worlds import group, node, pod, priority, queue, taker
 from tests.worlds.making import Described, described
-from tests.worlds.play import play
+from tests.worlds.play import outcome_of
 for seed in range(8):
-    print(as_json(play(described(seed))))
+    print(as_json(outcome_of(described(seed))))
 """
 
 
@@ -212,7 +219,7 @@ def test_a_seed_gives_the_same_result_under_any_hash_seed() -> None:
         for seed in ("0", "42")
     }
     assert len(result) == 1
-    assert as_json(play(described(0))) in result.pop()
+    assert as_json(outcome_of(described(0))) in result.pop()
 
 
 def test_the_seeds_contain_groups_that_backfill_starts_early() -> None:
@@ -223,7 +230,7 @@ def test_the_seeds_contain_groups_that_backfill_starts_early() -> None:
             continue
         others = [name for name in world.config["actions"] if name != "backfill"]
         without = structs.replace(world, config={**world.config, "actions": others})
-        met += as_json(play(world)) != as_json(play(without))
+        met += as_json(outcome_of(world)) != as_json(outcome_of(without))
         if met == 5:
             return
     pytest.fail(f"backfill changed only {met} worlds")

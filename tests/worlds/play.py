@@ -134,6 +134,13 @@ def play(world: Described, most: int = MOST_SESSIONS) -> WorldOutcome:
     return played.outcome
 
 
+def outcome_of(world: Described) -> WorldOutcome:
+    """Play a world without checks, in half the time, for tests of what the worlds contain."""
+    scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
+    stage = WorldRun(read_world(world.text, f"seed {world.seed}"), scheduler)
+    return stage.run(MOST_SESSIONS, bounded=True).outcome
+
+
 def play_in_doubt(world: Described) -> None:
     """Play a world whose first commits are partly refused. Raises Broken or InvariantBroken."""
     quiet = structs.replace(world, static=False)

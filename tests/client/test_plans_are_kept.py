@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -106,6 +107,7 @@ def rejection(call: Callable[[], object]) -> str:
     return ""
 
 
+@cache
 def tried(seed: int) -> Tried | None:
     """Plan the held-out group, then submit it and let the next session decide.
 

@@ -2,9 +2,9 @@
 
 Importing takes most of the time of a short process, and the tests start thousands. `Process` is a
 `subprocess.Popen` for the command lines of `MODULES`: the fork is a child of the test's process,
-has the arguments, environment, folder and standard streams that it would have otherwise, and runs
-the same module as `__main__`. What `batchq up` spawns in a fork is forked from it, too. Other
-programs are started as usual, and with BATCHQ_TEST_FORKS=0 all are.
+has the arguments, environment, folder, standard streams and terminal that it would have otherwise,
+and runs the same module as `__main__`. What `batchq up` spawns in a fork is forked from it, too.
+Other programs are started as usual, and with BATCHQ_TEST_FORKS=0 all are.
 
 Tests of what a new interpreter does (its start, its entries in /proc) use `subprocess` instead.
 """
@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,7 +62,7 @@ _FLEXIBLE = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
 _posix_spawn = os.posix_spawn
 #: What a fork cannot do otherwise.
 _USUAL = {
-    **dict.fromkeys(("preexec_fn", "executable", "gid", "gids", "uid")),
+    **dict.fromkeys(("executable", "gid", "gids", "uid")),
     "shell": False,
     "umask": -1,
     "process_group": -1,
@@ -77,6 +78,8 @@ class _Order(NamedTuple):
     in_new_session: bool
     blocked: list[int]
     numbers: list[int]
+    #: Whether it calls `take_terminal`.
+    has_terminal: bool = False
 
 
 class Process(subprocess.Popen[AnyStr]):
@@ -87,6 +90,7 @@ class Process(subprocess.Popen[AnyStr]):
         of = inspect.signature(start).bind(*given).arguments
         argv = [os.fspath(word) for word in of["args"]] if not isinstance(of["args"], str) else []
         is_usual = not of["pass_fds"] and all(of[name] == usual for name, usual in _USUAL.items())
+        is_usual &= of["preexec_fn"] in (None, take_terminal)
         environ = dict(os.environ if of["env"] is None else of["env"])
         if not is_usual or not _can_be_forked(argv, environ):
             start(*given)
@@ -99,6 +103,7 @@ class Process(subprocess.Popen[AnyStr]):
             in_new_session=of["start_new_session"],
             blocked=_blocked(),
             numbers=[0, 1, 2],
+            has_terminal=of["preexec_fn"] is take_terminal,
         )
         try:
             streams = [number if fd == -1 else fd for number, fd in enumerate(ends)]
@@ -107,6 +112,11 @@ class Process(subprocess.Popen[AnyStr]):
         finally:
             ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
             self._close_pipe_fds(*(of[end] for end in ends))
+
+
+def take_terminal() -> None:
+    """Make the terminal at stdin that of this session: for the `preexec_fn` of a process."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def run(
@@ -291,6 +301,8 @@ def _take_over(order: _Order, descriptors: Sequence[int], orders: socket.socket)
     *held, answering = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in descriptors]
     for number, descriptor in zip(order.numbers, held, strict=True):
         os.dup2(descriptor, number)
+    if order.has_terminal:
+        take_terminal()
     # Tests count the sockets of a process.
     orders.detach()
     os.closerange(above, answering)

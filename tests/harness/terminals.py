@@ -6,13 +6,14 @@ import fcntl
 import os
 import select
 import struct
-import subprocess
 import termios
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
+
+from tests.harness import fork_server
 
 _PIECE = 65_536
 #: Written to the terminal after the end of the program.
@@ -28,7 +29,7 @@ class Terminal:
         #: As the user has set it, before the program starts.
         self.before = self.attributes()
         self.shown = ""
-        self.process = subprocess.Popen(
+        self.process = fork_server.Process(
             list(argv),
             env={**env, "TERM": "xterm"},
             cwd=cwd,
@@ -36,7 +37,7 @@ class Terminal:
             stdout=self._theirs,
             stderr=self._theirs,
             start_new_session=True,
-            preexec_fn=_control,
+            preexec_fn=fork_server.take_terminal,
         )
 
     def __enter__(self) -> Terminal:
@@ -112,7 +113,3 @@ class Terminal:
             with suppress(OSError):
                 self.shown += os.read(self._ours, _PIECE).decode(errors="replace")
         return bool(readable)
-
-
-def _control() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -178,8 +178,7 @@ def api(
     from batchq.paths import find_home, read_signing_key
 
     try:
-        from batchq.http.own_certificate import own_certificate
-        from batchq.http.server import ApiServer, ServeOptions, parse_listen
+        from batchq.http.server import ApiServer, ServeOptions, own_certificate, parse_listen
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _PACKAGES:
             raise

@@ -91,7 +91,7 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "config": CommandEntry(
             "config", "config", "Check, print, compare and convert the scheduler's settings."
         ),
-        "service": CommandEntry("service", "service", "Write systemd units for batchq's parts."),
+        "service": CommandEntry("stack", "service", "Write systemd units for batchq's parts."),
         "doctor": CommandEntry("doctor", "doctor", "Look for problems, and say what to do."),
         "acl": CommandEntry(
             "access_rights", "acl", "Print a line for the server's ACL file, by role."

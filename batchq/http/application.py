@@ -32,7 +32,6 @@ from batchq.client.node_users import NodeRegistrar
 from batchq.client.requests import RecentQueues
 from batchq.errors import BatchqError
 from batchq.http.access_endpoints import record_refusal, record_use
-from batchq.http.agent_accounts import LOOK_EVERY_S
 from batchq.http.calls import (
     EVENT_STREAM,
     JSON,
@@ -47,21 +46,12 @@ from batchq.http.calls import (
     check_impersonation,
 )
 from batchq.http.change_feed import WATCHED_KINDS, ChangeFeed
-from batchq.http.connections import PEER
-from batchq.http.identities import (
-    LOOK_S,
-    AccessBook,
-    OwnNames,
-    SocketAccounts,
-    SocketPeer,
-    parts_of,
-    pod_has_ended,
-)
-from batchq.http.limits import (
+from batchq.http.connections import (
     FAILURES,
     MOST_EXPLANATIONS,
     MOST_EXPLANATIONS_WAITING,
     MOST_REMEMBERED,
+    PEER,
     READS,
     REFUSALS,
     WRITES,
@@ -69,6 +59,16 @@ from batchq.http.limits import (
     TokenBuckets,
     Turns,
     TurnsByUser,
+)
+from batchq.http.identities import (
+    AGENT_LOOK_EVERY_S,
+    LOOK_S,
+    AccessBook,
+    OwnNames,
+    SocketAccounts,
+    SocketPeer,
+    parts_of,
+    pod_has_ended,
 )
 from batchq.http.problems import (
     PROBLEM_JSON,
@@ -425,7 +425,7 @@ class ApiApplication:
             if (now := monotonic()) >= look_at:
                 # A pod that kills its agent is known by then.
                 await loop.run_in_executor(self._pool, self._settings.accounts.agents.look)
-                look_at = now + LOOK_EVERY_S
+                look_at = now + AGENT_LOOK_EVERY_S
             try:
                 await loop.run_in_executor(self._pool, self._renew_book)
                 is_renewed = True

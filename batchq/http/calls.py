@@ -36,7 +36,7 @@ from batchq.api.views import GroupView
 from batchq.client import Client
 from batchq.client.access_control import Actor, Delegate
 from batchq.errors import NotFound
-from batchq.http.limits import Stream
+from batchq.http.connections import Stream
 from batchq.http.problems import ApiProblem, bad_request, forbidden
 
 if TYPE_CHECKING:

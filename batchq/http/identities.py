@@ -4,8 +4,15 @@ requests that are refused before it is determined.
 The **unix socket** needs no secret: the kernel names the account of the process at its other end.
 The account that runs the API holds the credentials of the Redis server, so it is operator and admin
 here as well: a refusal would protect nothing. Any other account is a user of the name that it has
-on this machine, with the bindings of that user and of its Unix groups. Accounts under which agents
-run pods are refused: otherwise each pod could act as its agent's account.
+on this machine, with the bindings of that user and of its Unix groups.
+
+A pod that connects to the socket is, to the kernel, the account of its agent. So **accounts under
+which agents of this machine run pods** are refused. Each agent listens on an abstract unix socket
+for as long as it runs (`batchq.worker.host.accounts`), and a process that connects to it learns
+from the kernel which account listens. No one can announce another account than its own: a record in
+the Redis server, which a node's credentials could write, would let any node shut out any account.
+An account that was seen is remembered for a day after its last agent, because a pod can outlive the
+agent that it has killed.
 
 A web page can make a browser send requests to this machine, and can make its own host name lead
 here (DNS rebinding). So `Host` must be one of the API's names, and `Origin`, if there is one, must
@@ -23,8 +30,12 @@ import grp
 import os
 import pwd
 import socket
+import struct
+import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from time import monotonic, time
 from typing import NamedTuple, TypeAlias
 
@@ -41,10 +52,10 @@ from batchq.api.access import (
     attempt_of,
     parse_token,
 )
-from batchq.api.node_report import PodAttempt
+from batchq.api.node_report import AGENT_SOCKET, PodAttempt
 from batchq.client.access_control import AccessControl, AccessState, PodHold, TokenRecord
-from batchq.http.agent_accounts import AgentAccounts
 from batchq.http.problems import ApiProblem, bad_request, forbidden, not_ready, unauthenticated
+from batchq.system import structlog
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 #: What `Sec-Fetch-Site` says of requests that no other site has caused.
@@ -372,3 +383,82 @@ def _problem_of(record: TokenRecord) -> ApiProblem | None:
         what = "join token" if record.kind == "join" else record.kind
         return unauthenticated(f"{what} {record.id} has expired", reason="expired")
     return None
+
+
+_log = structlog.get_logger()
+
+#: The sockets of this machine, as every process may read them.
+_TABLE = Path("/proc/net/unix")
+#: Between two looks.
+AGENT_LOOK_EVERY_S = 2.0
+_KEPT_S = 24 * 60 * 60.0
+_CREDENTIALS = "3i"
+
+
+class AgentAccounts:
+    """The accounts that run pods: those that were named, and those of the agents found here.
+
+    Any thread may use it.
+    """
+
+    def __init__(self, named: Iterable[int] = (), *, prefix: str = AGENT_SOCKET) -> None:
+        self._named = frozenset(named)
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        #: The account behind each socket that was there at the last look.
+        self._uids: dict[str, int] = {}
+        self._seen_at: dict[int, float] = {}
+
+    def __contains__(self, uid: int) -> bool:
+        return uid in self._named or uid in self._seen_at
+
+    def look(self) -> None:
+        """Find the agents of this machine."""
+        if sys.platform != "linux":
+            # The socket names no accounts on other systems, either.
+            return
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
+        now, known = monotonic(), self._uids
+        found: dict[str, int] = {}
+        for name in self._names():
+            uid = known[name] if name in known else _account_behind(name)
+            if uid is not None:
+                found[name] = uid
+        self._uids = found
+        for uid in sorted({*found.values()} - self._seen_at.keys() - self._named):
+            _log.info("api.agent_found", uid=uid, effect="its processes need a token on the socket")
+        seen_at = {uid: at for uid, at in self._seen_at.items() if now - at < _KEPT_S}
+        # Another thread reads it meanwhile.
+        self._seen_at = seen_at | dict.fromkeys(found.values(), now)
+
+    def _names(self) -> Iterable[str]:
+        try:
+            table = _TABLE.read_text(errors="replace")
+        except OSError as error:
+            _log.warning(
+                "api.agents_not_seen",
+                error=error.strerror,
+                remedy="name the accounts of agents with --agent-user",
+            )
+            return ()
+        begin = f"@{self._prefix}"
+        names = (line.rpartition(" ")[2] for line in table.splitlines())
+        return {name[1:] for name in names if name.startswith(begin)}
+
+
+def _account_behind(name: str) -> int | None:
+    """Return the account that listens on an abstract socket; None if that is not known now."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(f"\0{name}")
+        except OSError:
+            # It has ended, is no listening socket, or has many callers: the next look asks again.
+            return None
+        size = struct.calcsize(_CREDENTIALS)
+        stored = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    uid: int = struct.unpack(_CREDENTIALS, stored)[1]
+    return uid

@@ -15,8 +15,8 @@ from batchq.assembly import assemble
 from batchq.cli.simulate.live import notes, show_tables
 from batchq.client.outcomes import TrialScheduler
 from batchq.config.model import SchedulerConfig
-from batchq.lab.simulation.future import Lasting, WhatIf, compared
 from batchq.lab.simulation.look_ahead import copy_of_live, look_ahead
+from batchq.lab.simulation.report import Lasting, WhatIf, compared
 from batchq.lab.simulation.world import CountedIds, VirtualClock
 from batchq.scheduler.cycle import Cycle
 from batchq.store.redis import RedisStore

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.cli.simulate import gpus
+from batchq.cli.simulate import recorded
 from batchq.lab.workload.gpu_usage import DEFAULT_SEED, MOST_PERCENT, PLACEMENTS
 from tests.cli.conftest import run
 from tests.traces.openb import a_node, a_pod, nodes_csv, pods_csv
@@ -256,6 +256,6 @@ def test_options_simulate_does_not_take_are_refused_before_any_run(
 
 
 def test_the_help_names_the_placements_and_the_default_seed() -> None:
-    assert tuple(PLACEMENTS) == gpus._PLACEMENTS
-    assert gpus._DEFAULT_SEED == DEFAULT_SEED
-    assert gpus._MOST_PERCENT == MOST_PERCENT
+    assert tuple(PLACEMENTS) == recorded._PLACEMENTS
+    assert recorded._DEFAULT_SEED == DEFAULT_SEED
+    assert recorded._MOST_PERCENT == MOST_PERCENT

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from batchq.api.node_report import AGENT_SOCKET
 from batchq.cli.main import main
-from batchq.http import agent_accounts
-from batchq.http.agent_accounts import AgentAccounts
-from batchq.worker.host.announcement import Announcement
+from batchq.http import identities
+from batchq.http.identities import AgentAccounts
+from batchq.worker.host.accounts import Announcement
 from tests.client.stage import Stage
 from tests.e2e.test_two_users import OTHER_USER, as_other_user, public_python
 from tests.harness.server import Server
@@ -111,8 +111,8 @@ def test_an_agent_announces_its_account_until_it_ends(
     announcement.close()
     accounts.look()
     assert os.getuid() in accounts
-    later = agent_accounts.monotonic() + 24 * 60 * 60 + 1
-    monkeypatch.setattr(agent_accounts, "monotonic", lambda: later)
+    later = identities.monotonic() + 24 * 60 * 60 + 1
+    monkeypatch.setattr(identities, "monotonic", lambda: later)
     accounts.look()
     assert os.getuid() not in accounts
 

@@ -17,7 +17,7 @@ from batchq.client.api_client import ApiClient
 from batchq.client.api_submission import ApiSubmission
 from batchq.client.submission import GROUPS_A_BATCH
 from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, StoreUnavailable
-from batchq.http.limits import Rate
+from batchq.http.connections import Rate
 from batchq.system import RandomIds
 from tests.client.stage import Stage
 from tests.daemon.waiting import until

@@ -15,8 +15,8 @@ from typing import cast
 
 import pytest
 
-from batchq.http import connections, limits
-from batchq.http.limits import Rate, StreamPlaces, TokenBuckets, Turns
+from batchq.http import connections
+from batchq.http.connections import Rate, StreamPlaces, TokenBuckets, Turns
 from batchq.http.problems import ApiProblem
 from tests.client.stage import Stage
 from tests.harness.server import Server
@@ -275,7 +275,7 @@ def test_an_allowance_grows_with_time_up_to_its_bound() -> None:
 
 
 def test_callers_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(connections, "MOST_REMEMBERED", 3)
     buckets = TokenBuckets(Rate(per_s=1.0, burst=1.0), clock=Hands())
     for caller in ("a", "b", "c", "d"):
         assert buckets.wait_s(caller) == 0

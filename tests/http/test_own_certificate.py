@@ -30,7 +30,7 @@ from batchq.api_session import (
 from batchq.client.access_control import Actor, Delegate
 from batchq.client.node_users import JoinRequest, joined
 from batchq.errors import BatchqError, InvalidInput, StoreUnavailable
-from batchq.http.own_certificate import digest_of_certificate, own_certificate
+from batchq.http.server import digest_of_certificate, own_certificate
 from batchq.paths import Home
 from tests.cli.conftest import Ran, run
 from tests.client.stage import Stage

@@ -14,8 +14,8 @@ from batchq.api.times import HOUR, SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Snapshot
-from batchq.lab.simulation.future import Lasting, Stopped
 from batchq.lab.simulation.look_ahead import copy_of_live, look_ahead
+from batchq.lab.simulation.report import Lasting, Stopped
 from batchq.lab.simulation.world import CountedIds, InvariantWatch, VirtualClock
 from batchq.scheduler.cycle import Cycle
 from tests.builders import a_priority, a_running_group, a_snapshot, amounts, as_charged

@@ -24,8 +24,8 @@ from batchq.api.times import DAY, HOUR, MINUTE, SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.session import Session
-from batchq.lab.simulation.future import Future, Lasting, Stopped, compared
 from batchq.lab.simulation.look_ahead import look_ahead
+from batchq.lab.simulation.report import Future, Lasting, Stopped, compared
 from tests.builders import (
     a_group,
     a_node,

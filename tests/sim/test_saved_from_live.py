@@ -12,9 +12,9 @@ from batchq.api.times import HOUR, MINUTE, SECOND
 from batchq.assembly import assemble
 from batchq.config.documents import print_documents
 from batchq.config.model import SchedulerConfig
-from batchq.lab.simulation.future import Lasting
 from batchq.lab.simulation.look_ahead import as_world, look_ahead
 from batchq.lab.simulation.player import play
+from batchq.lab.simulation.report import Lasting
 from tests.builders import (
     a_group,
     a_node,

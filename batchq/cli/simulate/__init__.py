@@ -10,9 +10,8 @@ import click
 
 from batchq.cli.output.options import Globals, examples, pass_globals
 from batchq.cli.output.terminal import echo, show_warning
-from batchq.cli.simulate.gpus import pods_options, pods_request
-from batchq.cli.simulate.job_logs import refuse_for
 from batchq.cli.simulate.live import live_options, live_request
+from batchq.cli.simulate.recorded import pods_options, pods_request, refuse_for
 from batchq.cli.simulate.runs import (
     Destination,
     Given,
@@ -237,7 +236,7 @@ def simulate(
     found = given(what)
     pods = pods_request(context, found)
     if pods is not None:
-        from batchq.cli.simulate.gpus import simulate_pods
+        from batchq.cli.simulate.recorded import simulate_pods
 
         simulate_pods(found, pods)
         return
@@ -245,7 +244,7 @@ def simulate(
     if found.kind is InputKind.WORLD:
         simulate_world(found, configs, cycles=cycles, output=output)
         return
-    from batchq.cli.simulate.job_logs import LogRequest, simulate_log
+    from batchq.cli.simulate.recorded import LogRequest, simulate_log
 
     request = LogRequest(
         asked=requested_runs(context),

@@ -25,7 +25,7 @@ from batchq.cli.output.terminal import echo, on_interrupt
 from batchq.cli.output.values import warn_no_leader
 from batchq.cli.simulate.runs import check_output, write_whole
 from batchq.errors import UsageError
-from batchq.lab.simulation.future import (
+from batchq.lab.simulation.report import (
     ALL,
     Future,
     GroupFate,
@@ -530,7 +530,7 @@ def simulate_live(shared: Globals, asked: LiveRequest) -> None:
 
     Raises InvalidInput for a wrong configuration, StoreUnavailable.
     """
-    from batchq.lab.simulation.future import Lasting, compared
+    from batchq.lab.simulation.report import Lasting, compared
 
     others = _configurations(asked.configs)
     if asked.save is not None:

@@ -43,18 +43,19 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation import player
-from batchq.lab.simulation.future import (
+from batchq.lab.simulation.initial_state import stated
+from batchq.lab.simulation.report import (
     Future,
     GroupFuture,
     Lasting,
     Present,
     Stopped,
+    WorldOutcome,
+    outcome_of,
     pod_ends_at,
     present_groups,
     stated_ms,
 )
-from batchq.lab.simulation.initial_state import stated
-from batchq.lab.simulation.report import WorldOutcome, outcome_of
 from batchq.lab.simulation.world import CountedIds, VirtualClock, whole_second, write
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler

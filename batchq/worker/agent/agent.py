@@ -87,8 +87,7 @@ from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
 from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener
 from batchq.worker.host import containment, node_resources, processes
-from batchq.worker.host.accounts import announced
-from batchq.worker.host.announcement import Announcement
+from batchq.worker.host.accounts import Announcement, announced
 from batchq.worker.host.device_pool import own_devices
 from batchq.worker.host.gpu_tools import DeviceCheck
 from batchq.worker.host.node_resources import (

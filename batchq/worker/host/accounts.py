@@ -1,14 +1,20 @@
-"""Which unix account runs a pod: the one of its group's owner, or one that the operator names.
+"""Which unix account runs a pod: the one of its group's owner, or one that the operator names; and
+how an agent tells the HTTP API of this machine under which account it runs.
 
 Only an agent that was started as root, with `--run-as owner`, changes accounts. It trusts the
 owner of a group only if the HTTP API has signed the group (`batchq.api.access`), because a user of
 the Redis server can write any owner.
+
+The agent listens on an abstract unix socket of a random name. Whoever connects learns the agent's
+account from the kernel, which no one can forge: see `batchq/http/identities.py`. Nothing is sent.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
+import socket
 import stat
 import sys
 from collections.abc import Mapping
@@ -17,6 +23,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from batchq.api.access import is_signed
+from batchq.api.node_report import AGENT_SOCKET
 from batchq.api.objects import PodGroup, key_of
 from batchq.errors import InvalidInput, UsageError
 from batchq.paths import Home
@@ -213,3 +220,45 @@ def agents_account(name: str) -> Account:
             f"--agent-user {name[:80]}: expected an account without root's rights, found root"
         )
     return account
+
+
+_BACKLOG = 128
+
+
+class Announcement:
+    """A listening socket, from its creation on; owned by the agent's loop."""
+
+    def __init__(self, *, is_wanted: bool, prefix: str = AGENT_SOCKET) -> None:
+        self._socket: socket.socket | None = None
+        if not is_wanted:
+            return
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.setblocking(False)
+            listening.bind(f"\0{prefix}{secrets.token_hex(16)}")
+            listening.listen(_BACKLOG)
+        except OSError as error:
+            listening.close()
+            log.warning(
+                "account not announced",
+                error=error.strerror,
+                remedy="if an HTTP API runs on this machine, name this account with its"
+                " --agent-user",
+            )
+            return
+        self._socket = listening
+
+    def answer(self) -> None:
+        """Hang up on those who have asked, so that others can."""
+        if self._socket is None:
+            return
+        for _ in range(_BACKLOG):
+            try:
+                self._socket.accept()[0].close()
+            except OSError:
+                return
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._socket is not None:
+            self._socket.close()

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,8 +59,10 @@ class Machine:
         url: str = "",
         commands: type[subprocess.Popen[str]] = fork_server.Process,
         programs: type[subprocess.Popen[str]] = fork_server.Process,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        """`url`: a server elsewhere; without it the machine starts its own.
+        """`url`: a server elsewhere; without it the machine starts its own. `variables` are added
+        to the environment of everything.
 
         `commands` and `programs` are how `batchq` and `start` create processes: a
         `subprocess.Popen` has its own command line and environment in /proc.
@@ -74,7 +76,7 @@ class Machine:
         self._agents: list[subprocess.Popen[str]] = []
         self._environ = {
             name: value for name, value in os.environ.items() if not name.startswith("BATCHQ_")
-        } | {"BATCHQ_HOME": str(self.home.root), "NO_COLOR": "1"}
+        } | {"BATCHQ_HOME": str(self.home.root), "NO_COLOR": "1", **(variables or {})}
         #: The server of commands and of this test; each may be given another one.
         self.url = url or default_url(self.home)
         if url:

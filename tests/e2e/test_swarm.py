@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from tests.swarm.checker import lost
-from tests.swarm.diary import read_runs, runs_of, twice_at_once
+from tests.swarm.diary import read_runs, runs_of, shared_devices, twice_at_once
 from tests.swarm.load import Design, designs
 from tests.swarm.run import swarm
 
@@ -22,6 +22,24 @@ def test_nothing_is_lost_and_nothing_runs_twice_at_once() -> None:
     assert report.is_clean, "\n".join([*lines, report.text()])
     assert sum(report.struck.values()) == 12
     assert sum(report.groups.values()) >= 10
+
+
+def test_no_device_of_a_machine_is_ever_in_two_pods() -> None:
+    seed = secrets.randbelow(1_000_000)
+    lines: list[str] = [f"seed {seed}"]
+    report = swarm(kills=8, seed=seed, every_s=1.5, tell=lines.append, devices=True)
+    assert report.is_clean, "\n".join([*lines, report.text()])
+    assert report.devices > 0
+
+
+def test_the_checks_find_a_device_in_two_pods() -> None:
+    a = runs_of("1.0 11 u 1 start\n1.1 11 u 1 has:GPU-1\n3.0 11 u 1 done\n")
+    b = runs_of("2.0 12 v 1 start\n2.1 12 v 1 shares:GPU-1\n")
+    c = runs_of("2.5 13 w 1 start\n2.6 13 w 1 has:GPU-1\n")
+    assert shared_devices({"a": a, "b": b, "c": c}) == [
+        "v-1 (pid 12) had GPU-1, and another process, too",
+        "w-1 (pid 13) got GPU-1 while u-1 (pid 11) had it",
+    ]
 
 
 def test_a_seed_always_draws_the_same_groups() -> None:

@@ -20,13 +20,23 @@ def main() -> int:
     parser.add_argument(
         "--every", type=float, default=1.6, help="seconds between two strikes, on average (1.6)"
     )
+    parser.add_argument(
+        "--devices", action="store_true", help="have agents share devices, one for each pod"
+    )
     chosen = parser.parse_args()
     # A SIGTERM must not leave the stack behind: the exit ends all processes of the machine.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     seed = chosen.seed if chosen.seed is not None else secrets.randbelow(1_000_000)
     _print(f"seed {seed}")
     keep = Path(tempfile.mkdtemp(prefix=f"swarm-{seed}-")) / "kept"
-    report = swarm(kills=chosen.kills, seed=seed, every_s=chosen.every, tell=_print, keep=keep)
+    report = swarm(
+        kills=chosen.kills,
+        seed=seed,
+        every_s=chosen.every,
+        tell=_print,
+        keep=keep,
+        devices=chosen.devices,
+    )
     _print(report.text())
     if keep.exists():
         _print(f"logs, diaries and objects are kept in {keep}")

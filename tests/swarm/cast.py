@@ -21,6 +21,10 @@ from tests.e2e.machine import QUICK_AGENT, Machine
 SCHEDULERS = ("scheduler-1", "scheduler-2")
 AGENTS = ("node-1", "node-2", "node-3")
 NODE_RESOURCES = "cpu=3,memory=512Mi"
+#: The devices of the machine, and which of them each agent may use, by index: neighbours share one,
+#: so that it belongs to whichever agent was there first, and has to be free after a kill.
+DEVICES = 9
+DEVICES_OF = {"node-1": "0,1,2,3", "node-2": "3,4,5,6", "node-3": "6,7,8,0"}
 #: How long after an unexpected end a process is started again.
 _AGAIN_S = 0.5
 
@@ -43,13 +47,23 @@ class Actor(Struct, kw_only=True):
 class Cast:
     """All processes; owned by the thread that strikes them. `unasked` counts unexpected ends."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, *, devices: bool = False) -> None:
+        """`devices`: whether the agents have some."""
         self._machine = machine
+        self.has_devices = devices
         scheduler = ("scheduler", "--config", str(machine.quick))
-        worker = ("--resources", NODE_RESOURCES, *QUICK_AGENT)
+        resources = f"{NODE_RESOURCES},gpu=4" if devices else NODE_RESOURCES
+        worker = ("--resources", resources, *QUICK_AGENT)
         self.schedulers = [Actor(name=name, arguments=scheduler) for name in SCHEDULERS]
         self.agents = [
-            Actor(name=name, arguments=("worker", "--name", name, *worker)) for name in AGENTS
+            Actor(
+                name=name,
+                arguments=(
+                    *("worker", "--name", name, *worker),
+                    *(("--devices", DEVICES_OF[name]) if devices else ()),
+                ),
+            )
+            for name in AGENTS
         ]
         self.unasked: Counter[str] = Counter()
         self.server_pid: int | None = None

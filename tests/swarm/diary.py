@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from msgspec import Struct
@@ -22,6 +23,9 @@ class Run(Struct, kw_only=True):
     stop_reason: str = ""
     after: str = ""
     found_another: bool = False
+    #: The devices that it had, and those that another process had, too.
+    devices: list[str] = []
+    shared: list[str] = []
 
     def __str__(self) -> str:
         return f"{self.uid}-{self.attempt} (pid {self.pid})"
@@ -56,7 +60,32 @@ def runs_of(text: str) -> list[Run]:
                 run.stop_reason = reason
             case ["after", reason]:
                 run.after = reason
+            case ["has", device]:
+                run.devices.append(device)
+            case ["shares", device]:
+                run.shared.append(device)
     return list(runs.values())
+
+
+def shared_devices(diaries: Mapping[str, list[Run]]) -> list[str]:
+    """Return each run with a device that another process had at the same time, or with a device
+    within the time of another run that had it.
+    """
+    every = [run for runs in diaries.values() for run in runs]
+    faults = [
+        f"{run} had {device}, and another process, too" for run in every for device in run.shared
+    ]
+    by_device: dict[str, list[Run]] = {}
+    for run in sorted(every, key=lambda one: one.began_at):
+        for device in run.devices:
+            by_device.setdefault(device, []).append(run)
+    for device, runs in by_device.items():
+        faults += [
+            f"{after} got {device} while {before} had it"
+            for before, after in pairwise(runs)
+            if before.last_at > after.began_at
+        ]
+    return faults
 
 
 def twice_at_once(diaries: Mapping[str, list[Run]]) -> list[str]:

@@ -75,12 +75,12 @@ class Design(Struct, frozen=True, kw_only=True):
     #: How long after its submission it is cancelled.
     cancel_after_s: float | None = None
 
-    def manifest(self, diaries: Path) -> dict[str, object]:
-        """Return the manifest that a user would write."""
+    def manifest(self, diaries: Path, *, devices: bool = False) -> dict[str, object]:
+        """Return the manifest that a user would write; with `devices`, each pod requests one."""
         python = [sys.executable, "-I", "-S", str(POD)]
         template = {
             "command": [*python, str(diaries), str(self.tenths), self.manner],
-            "requests": {"cpu": 1},
+            "requests": {"cpu": 1, "gpu": 1} if devices else {"cpu": 1},
             "terminationGrace": self.grace,
         }
         spec: dict[str, object] = {
@@ -187,8 +187,9 @@ class Load:
 
     GONE = "gone"
 
-    def __init__(self, url: str, diaries: Path, *, seed: int) -> None:
+    def __init__(self, url: str, diaries: Path, *, seed: int, devices: bool = False) -> None:
         self._url = url
+        self._devices = devices
         self._diaries = diaries
         self._designs = designs(random.Random(seed))
         self._enough = threading.Event()
@@ -239,7 +240,7 @@ class Load:
                 self._waiting = list(next(self._designs))
             design = self._waiting[0]
             try:
-                client.submit(design.manifest(self._diaries))
+                client.submit(design.manifest(self._diaries, devices=self._devices))
             except Conflict:
                 # An earlier submission succeeded, and its answer was lost.
                 client.get("PodGroup", design.name)

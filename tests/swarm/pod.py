@@ -7,6 +7,9 @@ diary, each as one line of `<monotonic seconds> <pid> <pod uid> <attempt> <word>
 holds a lock on the diary, which the kernel releases at its death. A process that finds the lock
 taken runs at the same time as another, and writes `twice` instead of `start`.
 
+A pod with devices also holds a lock on a file for each of them, beside the diaries; it writes
+`has:<device>` when it has it, and `shares:<device>` if another process holds it.
+
 A stubborn pod ignores SIGTERM. In a family, the first process only waits for its child, as a shell
 does. A pod that saves writes at SIGTERM what its stop file says, `told:<reason>`, goes on for a
 second as if it wrote a checkpoint, and ends with `saved`. A pod that was evicted before writes the
@@ -50,6 +53,13 @@ def main(folder: str, tenths: int, manner: str) -> int:
         write("start")
     except BlockingIOError:
         write("twice")
+    for device in filter(None, os.environ.get("BATCHQ_GPU_UUIDS", "").split(",")):
+        lock = os.open(f"{folder}.devices/{device}", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            write(f"has:{device}")
+        except BlockingIOError:
+            write(f"shares:{device}")
     if os.environ["BATCHQ_STOP_REASON"]:
         write(f"after:{os.environ['BATCHQ_STOP_REASON']}")
     for _ in range(tenths):

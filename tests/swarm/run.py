@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -10,16 +11,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 from msgspec import Struct
 
+from batchq.api.devices import Device
 from batchq.errors import StoreUnavailable
 from tests.e2e.machine import Machine
 from tests.swarm import checker
-from tests.swarm.cast import AGENTS, Cast
+from tests.swarm.cast import AGENTS, DEVICES, Cast
 from tests.swarm.chaos import Chaos
-from tests.swarm.diary import read_runs, twice_at_once
+from tests.swarm.diary import read_runs, shared_devices, twice_at_once
 from tests.swarm.load import QUEUES, Load
 
 _TURN_S = 0.02
@@ -38,6 +41,8 @@ class Report(Struct, frozen=True, kw_only=True):
     groups: dict[str, int]
     pods: int
     runs: int
+    #: How often a pod got a device.
+    devices: int
     #: Why pods that ran a second time had been stopped, such as Preempted or Reclaimed.
     resumed: dict[str, int]
     unasked: dict[str, int]
@@ -56,7 +61,8 @@ class Report(Struct, frozen=True, kw_only=True):
         rows = [
             f"seed {self.seed}: {sum(self.struck.values())} strikes in {self.lasted_s:.0f} s",
             *(f"  {count:5}  {kind}" for kind, count in sorted(self.struck.items())),
-            f"{sum(self.groups.values())} groups, {self.pods} pods, {self.runs} runs",
+            f"{sum(self.groups.values())} groups, {self.pods} pods, {self.runs} runs,"
+            f" {self.devices} devices in them",
             *(f"  {count:5}  {kind}" for kind, count in sorted(self.groups.items())),
             *(
                 f"  {count:5}  runs after {reason}"
@@ -74,15 +80,46 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def swarm(
-    *, kills: int, seed: int, every_s: float, tell: Callable[[str], None], keep: Path | None = None
+    *,
+    kills: int,
+    seed: int,
+    every_s: float,
+    tell: Callable[[str], None],
+    keep: Path | None = None,
+    devices: bool = False,
 ) -> Report:
     """Strike `kills` times, let everything end, and check the result.
 
-    `keep`: a folder for logs, diaries and stored objects if a check fails.
+    `keep`: a folder for logs, diaries and stored objects if a check fails. `devices`: the agents
+    share the devices of their machine, and each pod requests one.
     """
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "gpus.json")
+        made = [
+            Device(index=index, id=f"GPU-{os.getpid()}-{index}", model="h100")
+            for index in range(DEVICES)
+        ]
+        file.write_bytes(msgspec.json.encode(made))
+        variables = {"BATCHQ_FAKE_GPUS": str(file)} if devices else {}
+        return _on_a_machine(
+            variables, kills=kills, seed=seed, every_s=every_s, tell=tell, keep=keep
+        )
+
+
+def _on_a_machine(
+    variables: dict[str, str],
+    *,
+    kills: int,
+    seed: int,
+    every_s: float,
+    tell: Callable[[str], None],
+    keep: Path | None,
+) -> Report:
     # Work-horses are recognised by their command line.
-    with Machine(commands=subprocess.Popen, programs=subprocess.Popen) as machine:
-        cast = Cast(machine)
+    with Machine(
+        commands=subprocess.Popen, programs=subprocess.Popen, variables=variables
+    ) as machine:
+        cast = Cast(machine, devices=bool(variables))
         try:
             report = _swarm(machine, cast, kills=kills, seed=seed, every_s=every_s, tell=tell)
         finally:
@@ -104,9 +141,10 @@ def _swarm(
     began_at = time.monotonic()
     diaries = machine.root / "diaries"
     diaries.mkdir()
+    (machine.root / "diaries.devices").mkdir()
     _tend_until(cast, lambda: _ready(machine), within_s=_READY_WITHIN_S)
     machine.batchq("apply", "-f", str(machine.file("queues.yaml", QUEUES)))
-    load = Load(machine.url, diaries, seed=seed)
+    load = Load(machine.url, diaries, seed=seed, devices=cast.has_devices)
     chaos = Chaos(cast, seed=seed, every_s=every_s)
     load.start()
     try:
@@ -138,10 +176,11 @@ def _swarm(
         ),
         pods=sum(design.replicas for design in load.submitted.values()),
         runs=sum(len(of_pod) for of_pod in runs.values()),
+        devices=sum(len(run.devices) for of_pod in runs.values() for run in of_pod),
         resumed=dict(Counter(run.after for each in runs.values() for run in each if run.after)),
         unasked=dict(cast.unasked),
         lost=checker.lost(load.submitted, load.ended, runs),
-        twice=twice_at_once(runs),
+        twice=twice_at_once(runs) + shared_devices(runs),
         left_over=left_over,
         broken=checker.broken(machine.root, machine.home.logs),
     )

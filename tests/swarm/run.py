@@ -61,8 +61,8 @@ class Report(Struct, frozen=True, kw_only=True):
         rows = [
             f"seed {self.seed}: {sum(self.struck.values())} strikes in {self.lasted_s:.0f} s",
             *(f"  {count:5}  {kind}" for kind, count in sorted(self.struck.items())),
-            f"{sum(self.groups.values())} groups, {self.pods} pods, {self.runs} runs,"
-            f" {self.devices} devices in them",
+            f"{sum(self.groups.values())} groups, {self.pods} pods, {self.runs} runs",
+            *([f"{self.devices} times a pod got a device"] if self.devices else []),
             *(f"  {count:5}  {kind}" for kind, count in sorted(self.groups.items())),
             *(
                 f"  {count:5}  runs after {reason}"

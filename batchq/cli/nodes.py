@@ -9,6 +9,7 @@ import click
 
 from batchq.api.devices import DeviceUse, uses_of
 from batchq.api.manifest import encode
+from batchq.api.notation import counted
 from batchq.api.objects import Node, Pod, full_name
 from batchq.api_session import ApiCredentials, ApiSession
 from batchq.cli.output.forms import ListForm, Output, show_list
@@ -23,7 +24,7 @@ from batchq.cli.output.options import (
 from batchq.cli.output.tables import device_row, devices_table, nodes_table
 from batchq.cli.output.terminal import echo, on_interrupt
 from batchq.cli.output.values import existing, seconds_of
-from batchq.errors import InvalidInput, WaitTimedOut
+from batchq.errors import InvalidInput, UsageError, WaitTimedOut
 
 _EXAMPLES = examples(
     "batchq nodes",
@@ -117,25 +118,53 @@ def drain(shared: Globals, name: str, timeout: str | None) -> None:
 
 @nodes.command(
     epilog=examples(
-        "batchq nodes invite gpu-01", "batchq nodes invite gpu-01 gpu-02 --for 8h -o json"
+        "batchq nodes invite gpu-01",
+        "batchq nodes invite gpu-01 gpu-02 --for 8h -o json",
+        "batchq nodes invite --name 'gpu-*' --uses 4",
     )
 )
-@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@click.argument("names", nargs=-1, metavar="[NAME…]")
+@click.option(
+    "--name", "pattern", metavar="PATTERN", help="One token for new nodes whose names have this."
+)
+@click.option(
+    "--uses", type=click.IntRange(1, 1000), help="With --name: how many nodes.  [default: 1]"
+)
 @click.option(
     "--for", "lasts", type=DURATION, default="1h", show_default=True, help="How long, at most 7d."
 )
 @output_option("text", "json")
 @pass_globals
-def invite(shared: Globals, names: tuple[str, ...], lasts: str, output: Output) -> None:
+def invite(
+    shared: Globals,
+    names: tuple[str, ...],
+    pattern: str | None,
+    uses: int | None,
+    lasts: str,
+    output: Output,
+) -> None:
     """Print a token for each node, with which its agent joins, once: `batchq worker --join`.
+
+    With --name, print one token for several nodes, such as those of an image. Only nodes that do
+    not exist yet and have never joined may use it; * stands for any letters, digits and dashes.
 
     The agent gets a user of the Redis server for that node alone. A token of a node that has
     joined replaces its user, so that a copy of the old password is useless. Needs an API with a
     registrar.
     """
+    if bool(names) == (pattern is not None):
+        raise UsageError(
+            "expected the names of nodes, or --name with a pattern", hint="as in --name 'gpu-*'"
+        )
+    if uses is not None and pattern is None:
+        raise UsageError("--uses belongs to --name", hint="as in --name 'gpu-*' --uses 4")
     nodes, request = _checked(names), {"lasts": lasts}
     with ApiSession(_api(shared)) as session:
-        rows = [
+        rows = []
+        if pattern is not None:
+            wanted = {"pattern": pattern, "uses": uses or 1, **request}
+            rows = [session.request("POST", "/v1/node-invitations", wanted)]
+        rows += [
             session.request("POST", f"/v1/nodes/{quote(name, safe='')}/invitations", request)
             for name in nodes
         ]
@@ -147,7 +176,8 @@ def invite(shared: Globals, names: tuple[str, ...], lasts: str, output: Output) 
     output.page(rows, show)
     if output.for_people:
         until = rows[0]["expiresAt"]
-        echo(f"Each agent may join once, until {until}: `batchq worker --join FILE`.", err=True)
+        who = "Each agent" if pattern is None else counted(uses or 1, "new node")
+        echo(f"{who} may join once, until {until}: `batchq worker --join FILE`.", err=True)
 
 
 @nodes.command(epilog=examples("batchq nodes revoke gpu-01"))

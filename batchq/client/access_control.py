@@ -21,7 +21,6 @@ from batchq.api.access import (
     digest_of_secret,
     is_signed,
     local_group,
-    signature_of,
     title_of,
     token_text,
 )
@@ -35,13 +34,15 @@ from batchq.api.times import DAY, HOUR, describe_age, format_instant
 from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
-from batchq.client.actors import USER, Actor, audit_of
+from batchq.client.actors import USER, Actor, audit_of, described
 from batchq.client.connection import connect, user_of
-from batchq.client.pods import COMMAND_STARTED, SessionPlace, frames_of
+from batchq.client.group_signatures import signed
+from batchq.client.join_patterns import MOST_USES, check_pattern
+from batchq.client.pods import SessionPlace, frames_of
 from batchq.client.requests import RecentQueues
 from batchq.client.user_groups import UserGroups, known_group
 from batchq.client.watch import Watch, wait_state
-from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
+from batchq.errors import Conflict, InvalidInput, NotFound, Rejected, UnreadableRecord
 from batchq.store import access_records as records
 from batchq.store.access_records import (
     AccessState,
@@ -97,11 +98,6 @@ MOST_OF_ONE_USER, MOST_OF_ALL = 100, 10_000
 #: How long an expired or revoked token is kept, so that its user learns why it is refused.
 _KEPT_MS = 7 * DAY
 _LONGEST_NOTE = 200
-#: What rights, and so the audit trail, call the kinds of objects.
-_KINDS = {"PodGroup": "groups", "Queue": "queues", "Node": "nodes", "ResourceQuota": "quotas"}
-#: Objects of one request that its audit record names.
-_MOST_AUDITED = 10
-
 #: Narrows nothing.
 WHOLE = Scope()
 _ID_LENGTH = 10
@@ -130,7 +126,10 @@ def binding_row(record: BindingRecord) -> dict[str, object]:
 
 def token_row(record: TokenRecord) -> dict[str, object]:
     """Return a token for programs, without its digest."""
-    node = {} if record.node is UNSET else {"node": record.node}
+    node: dict[str, object] = {} if record.node is UNSET else {"node": record.node}
+    if record.uses is not UNSET:
+        joined = {} if record.joined is UNSET else record.joined
+        node |= {"uses": record.uses, "joined": sorted(joined)}
     return {
         "id": record.id,
         "owner": record.owner,
@@ -273,6 +272,7 @@ class AccessControl:
         kind: TokenKind = "token",
         of_account: bool = False,
         node: str | UnsetType = UNSET,
+        uses: int | UnsetType = UNSET,
         groups: tuple[str, ...] | UnsetType = UNSET,
         replaces: str | UnsetType = UNSET,
         token: str = "",
@@ -312,6 +312,7 @@ class AccessControl:
             note=note,
             invitation=True if kind == "invitation" else UNSET,
             node=node,
+            uses=uses,
             groups=groups,
             replaces=replaces,
         )
@@ -409,45 +410,85 @@ class AccessControl:
         """
         if problem := subdomain_problem(node):
             raise InvalidInput(f"node {node[:80]!r}: {problem}")
-        if not 0 < lasts_ms <= LONGEST_INVITATION_MS:
-            raise InvalidInput(
-                "a join token: expected a duration of more than 0 and at most"
-                f" {describe_age(LONGEST_INVITATION_MS)}, found {describe_age(lasts_ms)}"
-            )
+        _check_join(lasts_ms)
         return self._create(
             f"{OF_NODE}{node}", actor, lasts_ms, because=because, kind="join", node=node
         )
 
-    def join(self, record: TokenRecord, digest: str, actor: Actor) -> None:
-        """Use a join token up for the password with this digest. Again with the same one it does
-        nothing: the agent may have lost the answer.
+    def invite_nodes(
+        self,
+        pattern: str,
+        actor: Actor,
+        *,
+        uses: int,
+        lasts_ms: int = USUAL_JOIN_MS,
+        because: str = "",
+    ) -> NewToken:
+        """Create a token with which agents of new nodes join, whose names have a pattern.
 
-        Raises Conflict if it was used with another password, or revoked; StoreUnavailable.
+        Raises InvalidInput, Rejected if there are too many tokens, StoreUnavailable.
         """
-        if record.joined_with == digest:
+        check_pattern(pattern)
+        if not 1 <= uses <= MOST_USES:
+            raise InvalidInput(f"a join token is for 1 to {MOST_USES} nodes, found {uses}")
+        _check_join(lasts_ms)
+        return self._create(
+            f"{OF_NODE}{pattern}", actor, lasts_ms, because=because, kind="join", node=pattern,
+            uses=uses,
+        )  # fmt: skip
+
+    def join(self, record: TokenRecord, node: str, digest: str, actor: Actor) -> None:
+        """Use a join token up for a node and the password with this digest. Again with the same one
+        it does nothing: the agent may have lost the answer.
+
+        Raises Conflict if it was used with another password or by too many nodes, or revoked, or if
+        it is for new nodes and this is none; StoreUnavailable.
+        """
+        if record.password_of(node) == digest:
             return
         used = Conflict(
             f"join token {record.id} has been used already, or was revoked",
-            hint=f"make another one: `batchq nodes invite {record.node}`",
+            hint=f"make another one: `batchq nodes invite {node}`",
         )
-        if record.revoked_at is not None:
+        if record.revoked_at is not None or record.password_of(node) is not UNSET:
             raise used
+        if record.uses is not UNSET and not self._is_new(node):
+            raise Conflict(
+                f"join token {record.id} is for new nodes, and there is or was a node {node}",
+                hint=f"an operator lets this one join: `batchq nodes invite {node}`",
+            )
         now_ms = self._store.now_ms()
         audit = audit_of(
-            actor, now_ms, "create", "nodes", f"user of node {record.node}",
+            actor, now_ms, "create", "nodes", f"user of node {node}",
             f"join token {record.id} of {record.made_by}",
         )  # fmt: skip
-        after = structs.replace(record, revoked_at=now_ms, joined_with=digest)
+        if record.uses is UNSET:
+            after = structs.replace(record, revoked_at=now_ms, joined_with=digest)
+        else:
+            joined = {**({} if record.joined is UNSET else record.joined), node: digest}
+            is_last = len(joined) >= record.uses
+            after = structs.replace(record, joined=joined, revoked_at=now_ms if is_last else None)
         change = FieldChange(field=record.id, before=record, after=after)
         try:
             records.write_access(self._link, audit, [change], of_bindings=False)
         except Conflict:
             raise used from None
 
-    def has_joined(self, token: str, digest: str) -> bool:
+    def _is_new(self, node: str) -> bool:
+        """Return whether there is no such node, and none has joined lately. Older ones have a user
+        of the server, which the registrar looks for. Raises StoreUnavailable.
+        """
+        try:
+            if self._store.get("Node", node) is not None:
+                return False
+        except UnreadableRecord:
+            return False
+        return all(one.password_of(node) is UNSET for one in self.state().join_tokens_of(node))
+
+    def has_joined(self, token: str, node: str, digest: str) -> bool:
         """Return whether a join token is still good for a password. Raises StoreUnavailable."""
         record = self.state().tokens.get(token)
-        return record is not None and record.joined_with == digest
+        return record is not None and record.password_of(node) == digest
 
     def revoke_node(self, node: str, actor: Actor, *, because: str = "") -> int:
         """Make all join tokens of a node useless, and return how many there were. The caller then
@@ -455,13 +496,9 @@ class AccessControl:
         """
         now_ms = self._store.now_ms()
         changes = [
-            FieldChange(
-                field=one.id,
-                before=one,
-                after=structs.replace(one, revoked_at=one.revoked_at or now_ms, joined_with=UNSET),
-            )
-            for one in self.state().tokens.values()
-            if one.node == node and (one.revoked_at is None or one.joined_with is not UNSET)
+            FieldChange(field=one.id, before=one, after=_without_node(one, node, now_ms))
+            for one in self.state().join_tokens_of(node)
+            if (one.uses is UNSET and one.revoked_at is None) or one.password_of(node)
         ]
         audit = audit_of(actor, now_ms, "delete", "nodes", f"user of node {node}", because)
         records.write_access(self._link, audit, changes, of_bindings=False)
@@ -561,6 +598,22 @@ def _of(owner: str, node: str | UnsetType) -> str:
     return f"of {title_of(owner)}" if node is UNSET else f"of node {node}"
 
 
+def _check_join(lasts_ms: int) -> None:
+    if not 0 < lasts_ms <= LONGEST_INVITATION_MS:
+        raise InvalidInput(
+            "a join token: expected a duration of more than 0 and at most"
+            f" {describe_age(LONGEST_INVITATION_MS)}, found {describe_age(lasts_ms)}"
+        )
+
+
+def _without_node(record: TokenRecord, node: str, now_ms: int) -> TokenRecord:
+    """Return a join token that is of no use to a node any more."""
+    if record.uses is UNSET:
+        return structs.replace(record, revoked_at=record.revoked_at or now_ms, joined_with=UNSET)
+    assert record.joined is not UNSET
+    return structs.replace(record, joined=record.joined | {node: ""})
+
+
 def _known(state: AccessState, token: str) -> TokenRecord:
     record = state.tokens.get(token)
     if record is None:
@@ -592,48 +645,6 @@ def _id_of(proof: str) -> str:
 
 def _is_stale(record: TokenRecord, now_ms: int) -> bool:
     return record.ends_at + _KEPT_MS < now_ms
-
-
-def _described(transaction: Transaction) -> tuple[str, str, str]:
-    """Return what a transaction does, and the kinds and names of its objects, in words."""
-    written = [write for write in transaction.writes if not write.is_condition]
-    # Pods follow from what is done to their group.
-    writes = [write for write in written if write.kind != "Pod"] or written
-    verbs = {
-        "delete" if write.value is None else "create" if write.expect == 0 else "update"
-        for write in writes
-    }
-    reasons = {event.reason for event in transaction.events}
-    if COMMAND_STARTED in reasons:
-        return "exec", "groups", transaction.subject
-    cancels = "Cancelled" in reasons
-    verb = "cancel" if cancels else verbs.pop() if len(verbs) == 1 else "change"
-    kinds = sorted({_KINDS.get(write.kind, write.kind) for write in writes})
-    names = [write.key for write in writes]
-    more = f" and {len(names) - _MOST_AUDITED} more" if len(names) > _MOST_AUDITED else ""
-    return verb, ", ".join(kinds), f"{', '.join(names[:_MOST_AUDITED])}{more}"
-
-
-def signed(transaction: Transaction, user: str, key: bytes) -> Transaction:
-    """Return the transaction with signatures in the groups that the user creates in it.
-
-    A group that exists may have been changed by others, and this user has not seen it: so an edit
-    is never signed.
-    """
-    writes = tuple(
-        structs.replace(write, value=_with_signature(write.value, key))
-        if write.expect == 0
-        and isinstance(write.value, PodGroup)
-        and write.value.status.submitted_by == user
-        else write
-        for write in transaction.writes
-    )
-    return structs.replace(transaction, writes=writes)
-
-
-def _with_signature(group: PodGroup, key: bytes) -> PodGroup:
-    status = structs.replace(group.status, signature=signature_of(key, group))
-    return structs.replace(group, status=status)
 
 
 class Delegate:
@@ -673,7 +684,7 @@ class Delegate:
 
         def audit(transaction: Transaction) -> bytes:
             assert actor is not None
-            verb, kind, name = _described(transaction)
+            verb, kind, name = described(transaction)
             now_ms = self._store.now_ms()
             return msgspec.json.encode(audit_of(actor, now_ms, verb, kind, name, because()))
 

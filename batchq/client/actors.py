@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, Struct
 
 from batchq.api.access import Via
+from batchq.api.transaction import Transaction
+from batchq.client.pods import COMMAND_STARTED
 from batchq.store.access_records import AuditRecord
 
 if TYPE_CHECKING:
     from typing import Literal
+
+#: What rights, and so the audit trail, call the kinds of objects.
+_KINDS = {"PodGroup": "groups", "Queue": "queues", "Node": "nodes", "ResourceQuota": "quotas"}
+#: Objects of one request that its audit record names.
+_MOST_AUDITED = 10
 
 #: The name of a user.
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
@@ -47,3 +54,23 @@ def audit_of(
         by=actor.by or UNSET,
         reason=actor.reason or UNSET,
     )
+
+
+def described(transaction: Transaction) -> tuple[str, str, str]:
+    """Return what a transaction does, and the kinds and names of its objects, in words."""
+    written = [write for write in transaction.writes if not write.is_condition]
+    # Pods follow from what is done to their group.
+    writes = [write for write in written if write.kind != "Pod"] or written
+    verbs = {
+        "delete" if write.value is None else "create" if write.expect == 0 else "update"
+        for write in writes
+    }
+    reasons = {event.reason for event in transaction.events}
+    if COMMAND_STARTED in reasons:
+        return "exec", "groups", transaction.subject
+    cancels = "Cancelled" in reasons
+    verb = "cancel" if cancels else verbs.pop() if len(verbs) == 1 else "change"
+    kinds = sorted({_KINDS.get(write.kind, write.kind) for write in writes})
+    names = [write.key for write in writes]
+    more = f" and {len(names) - _MOST_AUDITED} more" if len(names) > _MOST_AUDITED else ""
+    return verb, ", ".join(kinds), f"{', '.join(names[:_MOST_AUDITED])}{more}"

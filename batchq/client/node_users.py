@@ -47,13 +47,20 @@ class MakeUser(Struct, frozen=True, kw_only=True, tag="make", tag_field="do"):
     digest: str
 
 
+class MakeNewUser(Struct, frozen=True, kw_only=True, tag="make-new", tag_field="do"):
+    """A request to make the user of a node that has none, or has it with this password."""
+
+    node: str
+    digest: str
+
+
 class RemoveUser(Struct, frozen=True, kw_only=True, tag="remove", tag_field="do"):
     """A request to remove the user of a node."""
 
     node: str
 
 
-UserRequest: TypeAlias = MakeUser | RemoveUser
+UserRequest: TypeAlias = MakeUser | MakeNewUser | RemoveUser
 
 
 class UserAnswer(Struct, frozen=True, kw_only=True):
@@ -66,6 +73,8 @@ class UserAnswer(Struct, frozen=True, kw_only=True):
     done: bool = False
     error: str = ""
     hint: str = ""
+    #: Whether the node had a user already.
+    is_taken: bool = False
 
 
 def user_of_node(node: str, digest: str = "") -> Access:
@@ -96,14 +105,23 @@ class NodeRegistrar:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def make_user(self, node: str, digest: str) -> UserAnswer:
-        """Make the user of a node, in place of the one there was.
+    def make_user(self, node: str, digest: str, *, is_new: bool = False) -> UserAnswer:
+        """Make the user of a node, in place of the one there was; if the node `is_new`, there must
+        be none with another password.
 
-        Raises InvalidInput, StoreUnavailable.
+        Raises InvalidInput, Conflict, StoreUnavailable.
         """
         if not _DIGEST.fullmatch(digest):
             raise InvalidInput("digest: expected 64 hexadecimal digits of a SHA-256")
-        return self._ask(MakeUser(node=node, digest=digest))
+        kind = MakeNewUser if is_new else MakeUser
+        answer = self._ask(kind(node=node, digest=digest))
+        if answer.is_taken:
+            raise Conflict(
+                f"node {node} has a user of the server already, and this join token is for new"
+                " nodes",
+                hint=f"an operator lets this one join: `batchq nodes invite {node}`",
+            )
+        return answer
 
     def remove_user(self, node: str) -> bool:
         """Remove the user of a node, and return whether there was one. Raises StoreUnavailable."""
@@ -353,10 +371,15 @@ class NodeUserService:
 
     def _done(self, request: UserRequest) -> UserAnswer:
         match request:
-            case MakeUser(node=node, digest=digest):
+            case MakeUser(node=node, digest=digest) | MakeNewUser(node=node, digest=digest):
                 found = user_of_node(node, digest)
                 if not found.hash:
                     raise InvalidInput("digest: expected the SHA-256 of a password")
+                if isinstance(request, MakeNewUser):
+                    hashes = self._users.hashes_of(found.user)
+                    if hashes is not None and hashes != [digest]:
+                        _log.warning("registrar.user_exists", user=found.user)
+                        return UserAnswer(user=found.user, is_taken=True)
                 # Without "user NAME", which the command states itself.
                 self._users.write(found.user, found.line.split()[2:])
                 _log.info("registrar.user_made", user=found.user)

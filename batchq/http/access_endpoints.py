@@ -41,6 +41,7 @@ from batchq.client.access_control import (
     service_accounts,
     token_row,
 )
+from batchq.client.join_patterns import is_for
 from batchq.client.node_users import NodeRegistrar
 from batchq.client.user_groups import group_row
 from batchq.errors import Conflict, NotFound
@@ -454,13 +455,37 @@ def invite_node(call: ApiCall) -> ApiAnswer:
     return ApiAnswer(document=document, status=HTTPStatus.CREATED)
 
 
+class NodesInvitation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request for a join token of new nodes, whose names have a pattern."""
+
+    pattern: str
+    uses: int = 1
+    lasts: str = format_duration(USUAL_JOIN_MS)
+
+
+def invite_nodes(call: ApiCall) -> ApiAnswer:
+    """Make a join token for agents of new nodes, whose text is in this answer only."""
+    decision = call.require("")
+    _registrar(call)
+    wanted = call.body_as(NodesInvitation)
+    created = call.delegate.access.invite_nodes(
+        wanted.pattern, call.actor, uses=wanted.uses, lasts_ms=_duration("lasts", wanted.lasts),
+        because=decision.because,
+    )  # fmt: skip
+    call.context.book.renew(call.delegate.access)
+    text = pinned_text(created.text, call.context.certificate)
+    return ApiAnswer(
+        document={**token_row(created.record), "join": text}, status=HTTPStatus.CREATED
+    )
+
+
 def join_node(call: ApiCall) -> ApiAnswer:
     """Make the user of a node, and return its name and the server's URL."""
     registrar = _registrar(call)
     node, access, book = call.path["name"], call.delegate.access, call.context.book
     book.renew(access)
     record = book.state.tokens.get(call.identity.token)
-    if record is None or record.node != node:
+    if record is None or record.node is UNSET or not is_for(record.node, node):
         place = "" if record is None else f" is for node {record.node}, and"
         raise forbidden(
             f"join token {call.identity.token}{place} does not permit joining as node {node[:80]}",
@@ -469,12 +494,13 @@ def join_node(call: ApiCall) -> ApiAnswer:
     digest = call.body_as(NodePassword).digest
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise bad_request("digest: expected 64 hexadecimal digits of a SHA-256")
+    is_new = record.uses is not UNSET
     try:
-        access.join(record, digest, call.actor)
+        access.join(record, node, digest, call.actor)
+        made = registrar.make_user(node, digest, is_new=is_new)
     except Conflict as error:
         raise forbidden(error.message, hint=error.hint) from None
-    made = registrar.make_user(node, digest)
-    if not access.has_joined(record.id, digest):
+    if not access.has_joined(record.id, node, digest):
         # The node was revoked after its token was used up, and maybe before there was a user.
         registrar.remove_user(node)
         raise forbidden(f"node {node} was revoked meanwhile")

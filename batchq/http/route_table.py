@@ -21,6 +21,7 @@ from batchq.http.access_endpoints import (
     MembersRequest,
     NodeInvitation,
     NodePassword,
+    NodesInvitation,
     RotationRequest,
     TokenRequest,
     UserGroupRequest,
@@ -32,6 +33,7 @@ from batchq.http.access_endpoints import (
     delete_user_group,
     grant,
     invite_node,
+    invite_nodes,
     invite_user,
     join_node,
     list_accounts,
@@ -520,6 +522,11 @@ ROUTES: tuple[ApiRoute, ...] = (
         about="Make a token with which the agent of a node joins. Its text is in this answer only.",
     ),
     ApiRoute(
+        method="POST", path="/v1/node-invitations", name="inviteNodes", endpoint=invite_nodes,
+        verb=Verb.UPDATE, kind=TargetKind.NODES, body="NodesInvitation",
+        about="Make a token with which agents of new nodes join, whose names have a pattern.",
+    ),
+    ApiRoute(
         method="PUT", path="/v1/nodes/{name}/user", name="joinNode", endpoint=join_node,
         credential="join", body="NodePassword",
         about="Make the node's user of the Redis server, once, with the join token in"
@@ -678,6 +685,7 @@ def openapi_document() -> dict[str, Any]:
             LoginRequest,
             NodeInvitation,
             NodePassword,
+            NodesInvitation,
             BindingRequest,
             UserGroupRequest,
             MembersRequest,

@@ -65,6 +65,10 @@ class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     invitation: bool | UnsetType = UNSET
     node: str | UnsetType = UNSET
     joined_with: str | UnsetType = UNSET
+    #: Of a join token for new nodes, whose names have the pattern `node`: how many there may be,
+    #: and the SHA-256 of the password of each that has joined, "" once it was revoked.
+    uses: int | UnsetType = UNSET
+    joined: dict[str, str] | UnsetType = UNSET
     #: Of the owner, as the provider named them at the login.
     groups: tuple[str, ...] | UnsetType = UNSET
     #: The id of the first token in its line of rotations; absent in that one.
@@ -76,6 +80,12 @@ class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
         if self.node is not UNSET:
             return "join"
         return "invitation" if self.invitation is True else "token"
+
+    def password_of(self, node: str) -> str | UnsetType:
+        """The SHA-256 of the password with which a node has joined by this token; unset if none."""
+        if self.uses is UNSET:
+            return self.joined_with
+        return UNSET if self.joined is UNSET else self.joined.get(node, UNSET)
 
     @property
     def ends_at(self) -> int:
@@ -155,6 +165,14 @@ class AccessState(Struct, frozen=True, kw_only=True):
             if one.owner == owner and one.kind == "token" and one.ends_at <= now_ms
         ]
         return sorted(ended, key=lambda one: one.ends_at)[: max(0, len(ended) - kept)]
+
+    def join_tokens_of(self, node: str) -> list[TokenRecord]:
+        """Return the join tokens of a node, and those for new nodes with which it has joined."""
+        return [
+            one
+            for one in self.tokens.values()
+            if one.node == node or (one.uses is not UNSET and one.password_of(node) is not UNSET)
+        ]
 
     def successors(self, record: TokenRecord) -> list[TokenRecord]:
         """Return the tokens that were made later in a token's line of rotations."""

@@ -41,7 +41,7 @@ _LEADS = (
 )
 _SERVES = ("evalsha", "expire", "hdel", "hset", "set", "xadd", "xdel")
 #: What makes and removes users, and so can give its own user every right.
-_REGISTERS = ("acl|deluser", "acl|save", "acl|setuser", "exec", "multi")
+_REGISTERS = ("acl|deluser", "acl|getuser", "acl|save", "acl|setuser", "exec", "multi")
 #: The commands of RQ's worker.
 _RQ_WORKS = (
     *("del", "exists", "hincrby", "hincrbyfloat", "lmove", "lrange", "lrem", "persist", "rpush"),
@@ -214,6 +214,19 @@ class ServerUsers:
 
         self._link.ask(written)
         self.save()
+
+    def hashes_of(self, name: str) -> list[str] | None:
+        """Return the SHA-256 of each password of a user; None if there is no such user.
+
+        Raises StoreUnavailable.
+        """
+        found: Any = self._link.ask(lambda client: client.acl_getuser(name))
+        if found is None:
+            return None
+        return [
+            (one.decode() if isinstance(one, bytes) else str(one)).lstrip("#")
+            for one in found["passwords"]
+        ]
 
     def delete(self, name: str) -> bool:
         """Remove a user, end its connections, and save that; return whether there was one.

@@ -1,4 +1,8 @@
-"""Sums the squares of ten numbers on Ray: the head in pod 0, a worker node in each other pod."""
+"""Sums the squares of ten numbers on Ray: the head in pod 0, a worker node in each other pod.
+
+With a file as its argument, the first round of the gang writes it when all have met, and goes on
+until it is stopped.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import ray
@@ -42,6 +47,9 @@ def sum_squares(head: str, pods: int) -> None:
     ray.init(address=head, log_to_driver=False)
     group = placement_group([{"CPU": 1}] * pods, strategy="STRICT_SPREAD")
     ray.get(group.ready())
+    if sys.argv[1:] and os.environ["BATCHQ_ROUND"] == "0":
+        Path(sys.argv[1]).touch()
+        time.sleep(600)
     places = [PlacementGroupSchedulingStrategy(group, index) for index in range(pods)]
     answers = ray.get(
         [square.options(scheduling_strategy=places[n % pods]).remote(n) for n in range(10)]

@@ -364,6 +364,16 @@ def test_the_guide_has_commands_to_run() -> None:
     assert len(SUBMISSIONS) == 8
 
 
+@pytest.mark.slow
+def test_the_other_pods_of_an_mpi_gang_end_soon_after_pod_0(lab: Machine) -> None:
+    # By then, an agent looks at the gang every eight seconds.
+    words = ("--name", "long", "-N", "4", "--launch", "mpi", "--", "sleep", "8")
+    lab.batchq("submit", "--wait", *words)
+    with lab.client() as client:
+        first, *others = (pod.status.finished_at or 0 for pod in pods_of(client, "long"))
+    assert max(others) - first < 4_000
+
+
 @pytest.mark.parametrize("words", SUBMISSIONS, ids=lambda words: words[3])
 def test_the_guide_submits_jobs_that_run(lab: Machine, words: list[str]) -> None:
     name, pods = words[words.index("--name") + 1], int(words[words.index("-N") + 1])

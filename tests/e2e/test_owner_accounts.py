@@ -36,6 +36,7 @@ from batchq.worker.host.cgroup import PodCgroup, Unusable, own_cgroup
 from batchq.worker.host.node_resources import runtime_labels
 from tests.e2e.machine import QUICK, QUICK_AGENT, group, phase, pods_of, until
 from tests.harness import fork_server
+from tests.harness.fake_podman import IMAGE, FakePodman
 from tests.harness.server import Server
 from tests.harness.terminals import Terminal
 from tests.http.api_process import ApiProcess
@@ -454,6 +455,28 @@ def test_a_container_runs_as_the_owner(usual: Site, client: Client) -> None:
     lines = usual.output(client, "inside").splitlines()
     assert (lines[0], lines[-1]) == (ALICE, "CapEff:\t0000000000000000")
     assert "mem" not in lines
+
+
+def test_an_image_is_pulled_under_the_account_of_the_owner_and_a_cancel_ends_that(
+    site: Site, client: Client
+) -> None:
+    podman = FakePodman(site.root / "bin")
+    podman.folder.chmod(0o777)
+    (podman.folder / "answer").chmod(0o644)
+    site.environment["PATH"] = f"{podman.folder}:{os.defpath}"
+    site.start_agent()
+    site.submit("alice", "pulls", "true", container={"image": IMAGE})
+    until(lambda: len(podman.pulls()) == 1, what="the image is being pulled")
+    [pull] = podman.pulls()
+    assert psutil.Process(pull).uids().effective == account(ALICE).pw_uid
+    client.cancel("pulls")
+    assert site.ended(client, "pulls").status.started_at is None
+    until(lambda: not is_alive(pull), what="the pull has ended")
+    podman.answer("ok")
+    (podman.folder / "answer").chmod(0o644)
+    site.submit("bob", "runs", *shell("id -un"), container={"image": IMAGE})
+    assert site.ended(client, "runs").status.exit_code == 0
+    assert site.output(client, "runs") == BOB
 
 
 def test_an_open_input_is_that_of_the_owners_pod(usual: Site, client: Client) -> None:

@@ -40,7 +40,9 @@ from batchq.cli.output.options import DURATION, Globals, examples, output_option
 from batchq.cli.output.terminal import echo
 from batchq.client.access_control import (
     MOST_DAYS,
+    MOST_LINE_DAYS,
     USUAL_DAYS,
+    USUAL_LINE_DAYS,
     Actor,
     AuditEntry,
     AuditRecord,
@@ -418,6 +420,13 @@ def token() -> None:
 @click.option(
     "--namespace", "namespaces", multiple=True, help="Only there; repeatable.  [default: all]"
 )
+@click.option(
+    "--rotate-days",
+    type=click.IntRange(0, MOST_LINE_DAYS),
+    default=USUAL_LINE_DAYS,
+    show_default=True,
+    help="When the last token that it is rotated to ends at most, over the Redis server.",
+)
 @click.option("--note", default="", help="What it is for.")
 @output_option("text", "json")
 @pass_globals
@@ -425,6 +434,7 @@ def create(
     shared: Globals,
     user: str,
     days: int,
+    rotate_days: int,
     verbs: tuple[str, ...],
     namespaces: tuple[str, ...],
     note: str,
@@ -446,7 +456,9 @@ def create(
         scope = Scope(verbs=tuple(Verb(verb) for verb in verbs), namespaces=namespaces)
         with delegate_of(shared) as delegate:
             actor = Actor(user=delegate.user, via="redis")
-            made = delegate.access.create_token(user, actor, days=days, scope=scope, note=note)
+            made = delegate.access.create_token(
+                user, actor, days=days, rotate_days=rotate_days, scope=scope, note=note
+            )
         row = {"token": made.text, **token_row(made.record)}
     output.page(row, lambda: echo(row["token"]))
     if output.for_people:
@@ -556,6 +568,7 @@ def list_tokens(shared: Globals, user: str, output: Output) -> None:
         "USER": lambda one: one.owner,
         "STATE": lambda one: _state(one, now_ms),
         "EXPIRES": lambda one: format_instant(one.expires_at),
+        "ROTATED UNTIL": lambda one: str(token_row(one).get("rotatedUntil", "")),
         "USED": lambda one: instant(used.get(one.id)) or "",
         "SCOPE": lambda one: ", ".join((*one.scope.verbs, *one.scope.namespaces)),
         "NOTE": lambda one: one.note,
@@ -586,18 +599,24 @@ def rotate(shared: Globals, token: str | None, overlap: str, output: Output) -> 
 
     Without ID, this is the token with which you use the API. The new one takes the place of the
     token that `batchq login` has kept; if you use another one, the new one is printed. With ID, the
-    command uses the Redis server itself, and prints the new token.
+    new token is printed: of yourself, if you use the API on its socket, of a service account, if
+    you are an admin of its namespace, or of anybody, if the command uses the Redis server itself.
 
+    The last token of such a line ends a year after the first one was made, or as that one says.
     A token is rotated once. `batchq token revoke` of it revokes the new one, too.
     """
     if token is None:
         _rotate_own(shared, overlap, output)
         return
-    with delegate_of(shared) as delegate:
-        actor = Actor(user=delegate.user, via="redis")
-        made = delegate.access.rotate(token, actor, overlap_ms=parse_duration(overlap))
-    row = {"token": made.text, **token_row(made.record)}
-    output.page(row, lambda: echo(made.text))
+    if (api := shared.api()) is not None:
+        path = f"/v1/tokens/{quote(token, safe='')}/rotations"
+        row = asked_of_api(api, "POST", path, {"overlap": overlap})
+    else:
+        with delegate_of(shared) as delegate:
+            actor = Actor(user=delegate.user, via="redis")
+            made = delegate.access.rotate(token, actor, overlap_ms=parse_duration(overlap))
+        row = {"token": made.text, **token_row(made.record)}
+    output.page(row, lambda: echo(row["token"]))
     if output.for_people:
         echo(_in_place_of(token, row, overlap), err=True)
 
@@ -623,9 +642,15 @@ def _rotate_own(shared: Globals, overlap: str, output: Output) -> None:
 
 
 def _in_place_of(former: str, row: dict[str, Any], overlap: str) -> str:
+    # An API of an earlier version says nothing of it.
+    until = row.get("rotatedUntil")
+    is_last = until is not None and row["expiresAt"] >= until
+    rest = " It is the last of its line: ask for another one before that." if is_last else ""
+    if until is not None and not is_last:
+        rest = f" It can be rotated until {until}."
     return (
         f"Token {row['id']} of {title_of(row['owner'])} lasts until {row['expiresAt']}; token"
-        f" {former} ends after {overlap}."
+        f" {former} ends after {overlap}.{rest}"
     )
 
 

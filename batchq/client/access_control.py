@@ -45,6 +45,7 @@ from batchq.client.watch import Watch, wait_state
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected, UnreadableRecord
 from batchq.store import access_records as records
 from batchq.store.access_records import (
+    USUAL_LINE_MS,
     AccessState,
     AuditEntry,
     AuditRecord,
@@ -85,6 +86,8 @@ __all__ = [
 ]  # fmt: skip
 
 USUAL_DAYS, MOST_DAYS = 90, 365
+#: How long a token may be rotated on: usually, and if it was made so.
+USUAL_LINE_DAYS, MOST_LINE_DAYS = USUAL_LINE_MS // DAY, 3650
 #: How long an invitation may be used.
 USUAL_INVITATION_MS, LONGEST_INVITATION_MS = DAY, 7 * DAY
 #: How long a token of an identity provider's user lasts: its groups are those of the login.
@@ -126,10 +129,14 @@ def binding_row(record: BindingRecord) -> dict[str, object]:
 
 def token_row(record: TokenRecord) -> dict[str, object]:
     """Return a token for programs, without its digest."""
-    node: dict[str, object] = {} if record.node is UNSET else {"node": record.node}
+    more: dict[str, object] = {} if record.node is UNSET else {"node": record.node}
     if record.uses is not UNSET:
         joined = {} if record.joined is UNSET else record.joined
-        node |= {"uses": record.uses, "joined": sorted(joined)}
+        more |= {"uses": record.uses, "joined": sorted(joined)}
+    if record.kind == "token":
+        # A token of a login is not rotated.
+        ends_at = record.rotated_until if record.groups is UNSET else record.expires_at
+        more = {"rotatedUntil": format_instant(ends_at)}
     return {
         "id": record.id,
         "owner": record.owner,
@@ -140,7 +147,7 @@ def token_row(record: TokenRecord) -> dict[str, object]:
         **to_builtins(record.scope),
         "note": record.note,
         "invitation": record.kind == "invitation",
-        **node,
+        **more,
     }
 
 
@@ -190,22 +197,28 @@ class AccessControl:
         actor: Actor,
         *,
         days: int = USUAL_DAYS,
+        rotate_days: int = USUAL_LINE_DAYS,
         scope: Scope = WHOLE,
         note: str = "",
         because: str = "",
     ) -> NewToken:
         """Create a token for a user or a service account, which exists as long as it has one or a
-        role.
+        role. The last one that it is rotated to ends after `rotate_days` at most.
 
         Raises InvalidInput, Rejected if there are too many, StoreUnavailable.
         """
         if not 1 <= days <= MOST_DAYS:
             raise InvalidInput(f"a token lasts 1 to {MOST_DAYS} days, found {days}")
+        if not 0 <= rotate_days <= MOST_LINE_DAYS:
+            raise InvalidInput(
+                f"a token is rotated for at most {MOST_LINE_DAYS} days, found {rotate_days}"
+            )
         if ":" in owner:
             check_account(owner)
         return self._create(
             owner, actor, days * DAY, scope=scope, note=note, because=because,
             of_account=":" in owner,
+            line_ends_at=self._store.now_ms() + max(days, rotate_days) * DAY,
         )  # fmt: skip
 
     def invite(
@@ -275,6 +288,7 @@ class AccessControl:
         uses: int | UnsetType = UNSET,
         groups: tuple[str, ...] | UnsetType = UNSET,
         replaces: str | UnsetType = UNSET,
+        line_ends_at: int | UnsetType = UNSET,
         token: str = "",
         spent: Sequence[FieldChange] = (),
     ) -> NewToken:
@@ -315,6 +329,7 @@ class AccessControl:
             uses=uses,
             groups=groups,
             replaces=replaces,
+            line_ends_at=line_ends_at,
         )
         changes = [FieldChange(field=token, before=None, after=record), *spent]
         changes += [FieldChange(field=one.id, before=one, after=None) for one in stale]
@@ -336,7 +351,8 @@ class AccessControl:
 
     def rotate(self, token: str, actor: Actor, *, overlap_ms: int = DAY) -> NewToken:
         """Create a token that replaces one: of the same owner and scope, lasting as long as that
-        one did. The former ends after `overlap_ms`, if it does not end before.
+        one did, but not beyond the end of their line. The former ends after `overlap_ms`, if it
+        does not end before.
 
         A successor that was never used is revoked, since its text may have been lost on its way.
 
@@ -363,13 +379,14 @@ class AccessControl:
                     hint=f"if that was not you, `batchq token revoke {token}` revokes both",
                 )
         lasts_ms = max(one.expires_at - one.made_at for one in (record, *former))
+        lasts_ms = min(lasts_ms, record.rotated_until - now_ms)
         # The record changes in any case: a revocation that has not seen the new token finds that.
         ends_at = min(record.expires_at - 1, now_ms + overlap_ms)
         ended = structs.replace(record, expires_at=ends_at)
         return self._create(
             record.owner, actor, lasts_ms, scope=record.scope, note=record.note,
             because=f"rotation of token {token}", of_account=":" in record.owner,
-            replaces=record.first,
+            replaces=record.first, line_ends_at=record.rotated_until,
             spent=[
                 FieldChange(field=token, before=record, after=ended),
                 *_revocations(former, now_ms),
@@ -496,7 +513,7 @@ class AccessControl:
         """
         now_ms = self._store.now_ms()
         changes = [
-            FieldChange(field=one.id, before=one, after=_without_node(one, node, now_ms))
+            FieldChange(field=one.id, before=one, after=one.without_node(node, now_ms))
             for one in self.state().join_tokens_of(node)
             if (one.uses is UNSET and one.revoked_at is None) or one.password_of(node)
         ]
@@ -604,14 +621,6 @@ def _check_join(lasts_ms: int) -> None:
             "a join token: expected a duration of more than 0 and at most"
             f" {describe_age(LONGEST_INVITATION_MS)}, found {describe_age(lasts_ms)}"
         )
-
-
-def _without_node(record: TokenRecord, node: str, now_ms: int) -> TokenRecord:
-    """Return a join token that is of no use to a node any more."""
-    if record.uses is UNSET:
-        return structs.replace(record, revoked_at=record.revoked_at or now_ms, joined_with=UNSET)
-    assert record.joined is not UNSET
-    return structs.replace(record, joined=record.joined | {node: ""})
 
 
 def _known(state: AccessState, token: str) -> TokenRecord:

@@ -138,9 +138,39 @@ def rotate_token(call: ApiCall) -> ApiAnswer:
     identity = call.identity
     if identity.via != "token" or identity.by is not None:
         raise forbidden("only the owner of a token rotates it, by the token itself")
+    return _rotated(call, identity.token)
+
+
+def rotate_named_token(call: ApiCall) -> ApiAnswer:
+    """Replace another token: of the account behind the socket, or of a service account.
+
+    By a token, a user's own ones are not rotated: a stolen token of a narrow scope would get one of
+    a wider scope.
+    """
+    call.context.book.renew(call.delegate.access)
+    record = call.context.book.state.tokens.get(call.path["id"])
+    call.is_decided = True
+    if record is None or not _decide_about(call, record, Verb.READ).allowed:
+        raise NotFound(f"there is no token {call.path['id'][:80]!r}")
+    decision = _decide_about(call, record, Verb.CREATE)
+    if not decision.allowed:
+        raise forbidden(decision.because)
+    if call.identity.by is not None:
+        raise forbidden("no one rotates tokens in the name of another")
+    if namespace_of_account(record.owner):
+        _check_made_by(call, record.scope.verbs)
+    elif call.identity.via != "socket":
+        raise forbidden(
+            "a token rotates no token but itself",
+            hint="`batchq token rotate` without an ID; or use the socket of the API's machine",
+        )
+    return _rotated(call, record.id)
+
+
+def _rotated(call: ApiCall, token: str) -> ApiAnswer:
     overlap_ms = _duration("overlap", call.body_as(RotationRequest).overlap)
     access = call.delegate.access
-    created = access.rotate(identity.token, call.actor, overlap_ms=overlap_ms)
+    created = access.rotate(token, call.actor, overlap_ms=overlap_ms)
     call.context.book.renew(access)
     document = {"token": created.text, **token_row(created.record)}
     return ApiAnswer(document=document, status=HTTPStatus.CREATED)
@@ -263,20 +293,26 @@ def create_account_token(call: ApiCall) -> ApiAnswer:
     not.
     """
     decision = call.require(call.path["namespace"])
+    wanted = call.body_as(TokenRequest)
+    _check_made_by(call, wanted.verbs)
+    return _created(call, _account_of(call), wanted, decision)
+
+
+def _check_made_by(call: ApiCall, verbs: Sequence[Verb]) -> None:
+    """Refuse to make a token of a service account that permits more than the caller's own."""
     if call.identity.home:
         # What it made would outlast the revocation of its own token.
         raise forbidden(
             "a service account cannot create tokens",
             hint="`batchq token rotate` replaces its own; admins of the namespace create others",
         )
-    wanted, mine = call.body_as(TokenRequest), call.identity.scope.verbs
-    if mine and not (wanted.verbs and set(wanted.verbs) <= set(mine)):
+    mine = call.identity.scope.verbs
+    if mine and not (verbs and set(verbs) <= set(mine)):
         raise forbidden(
             f"the scope of your own token has the verbs {', '.join(mine)} only, and a token of the"
             " service account would permit more",
             hint="name verbs of these",
         )
-    return _created(call, _account_of(call), wanted, decision)
 
 
 def delete_account(call: ApiCall) -> ApiAnswer:

@@ -408,6 +408,8 @@ class AgentAccounts:
         #: The account behind each socket that was there at the last look.
         self._uids: dict[str, int] = {}
         self._seen_at: dict[int, float] = {}
+        #: Whether it was logged that the sockets cannot be read.
+        self._is_blind = False
 
     def __contains__(self, uid: int) -> bool:
         return uid in self._named or uid in self._seen_at
@@ -428,8 +430,6 @@ class AgentAccounts:
             if uid is not None:
                 found[name] = uid
         self._uids = found
-        for uid in sorted({*found.values()} - self._seen_at.keys() - self._named):
-            _log.info("api.agent_found", uid=uid, effect="its processes need a token on the socket")
         seen_at = {uid: at for uid, at in self._seen_at.items() if now - at < _KEPT_S}
         # Another thread reads it meanwhile.
         self._seen_at = seen_at | dict.fromkeys(found.values(), now)
@@ -438,11 +438,13 @@ class AgentAccounts:
         try:
             table = _TABLE.read_text(errors="replace")
         except OSError as error:
-            _log.warning(
-                "api.agents_not_seen",
-                error=error.strerror,
-                remedy="name the accounts of agents with --agent-user",
-            )
+            if not self._is_blind:
+                _log.warning(
+                    "api.agents_not_seen",
+                    error=error.strerror,
+                    remedy="name the accounts of agents with --agent-user",
+                )
+            self._is_blind = True
             return ()
         begin = f"@{self._prefix}"
         names = (line.rpartition(" ")[2] for line in table.splitlines())

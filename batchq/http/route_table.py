@@ -45,6 +45,7 @@ from batchq.http.access_endpoints import (
     redeem_invitation,
     revoke_node,
     revoke_token,
+    rotate_named_token,
     rotate_token,
     show_login,
     show_me,
@@ -536,6 +537,12 @@ ROUTES: tuple[ApiRoute, ...] = (
         method="DELETE", path="/v1/nodes/{name}/user", name="revokeNode", endpoint=revoke_node,
         verb=Verb.DELETE, kind=TargetKind.NODES,
         about="Remove the node's user of the Redis server, and make its join tokens useless.",
+    ),
+    ApiRoute(
+        method="POST", path="/v1/tokens/{id}/rotations", name="rotateNamedToken",
+        endpoint=rotate_named_token, verb=Verb.CREATE, kind=TargetKind.TOKENS,
+        body="RotationRequest",
+        about="Replace a token of one's own, on the socket, or of a service account.",
     ),
     ApiRoute(
         method="DELETE", path="/v1/tokens/{id}", name="revokeToken", endpoint=revoke_token,

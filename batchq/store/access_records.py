@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 import redis
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from batchq.api.access import (
     OF_ACCOUNT,
@@ -29,6 +29,7 @@ from batchq.api.access import (
     namespace_of_account,
 )
 from batchq.api.objects import Unreadable
+from batchq.api.times import DAY
 from batchq.errors import Conflict, StoreUnavailable
 from batchq.store import keys, scripts
 from batchq.store.link import DAMAGED, Link, is_wrong_type
@@ -41,6 +42,8 @@ _PAGE = 1_000
 #: A writer that always comes second gives up.
 _TRIES = 50
 _DIGEST = re.compile("[0-9a-f]*")
+#: How long a token may be rotated on, from the first one of its line.
+USUAL_LINE_MS = 365 * DAY
 
 
 class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -73,6 +76,8 @@ class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     groups: tuple[str, ...] | UnsetType = UNSET
     #: The id of the first token in its line of rotations; absent in that one.
     replaces: str | UnsetType = UNSET
+    #: When its line of rotations ends at most; absent in tokens of earlier versions.
+    line_ends_at: int | UnsetType = UNSET
 
     @property
     def kind(self) -> TokenKind:
@@ -87,10 +92,25 @@ class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
             return self.joined_with
         return UNSET if self.joined is UNSET else self.joined.get(node, UNSET)
 
+    def without_node(self, node: str, now_ms: int) -> TokenRecord:
+        """Return the join token as one that is of no use to a node any more."""
+        if self.uses is UNSET:
+            revoked_at = self.revoked_at or now_ms
+            return structs.replace(self, revoked_at=revoked_at, joined_with=UNSET)
+        assert self.joined is not UNSET
+        return structs.replace(self, joined=self.joined | {node: ""})
+
     @property
     def ends_at(self) -> int:
         """When it expires or was revoked."""
         return self.expires_at if self.revoked_at is None else min(self.expires_at, self.revoked_at)
+
+    @property
+    def rotated_until(self) -> int:
+        """When the last token of its line of rotations ends at most."""
+        if self.line_ends_at is not UNSET:
+            return self.line_ends_at
+        return max(self.expires_at, self.made_at + USUAL_LINE_MS)
 
     @property
     def first(self) -> str:

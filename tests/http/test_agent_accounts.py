@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from secrets import token_hex
 
 import pytest
@@ -170,3 +171,15 @@ def test_looks_of_several_threads_agree(prefix: str) -> None:
         thread.join(10)
     assert os.getuid() in accounts
     announcement.close()
+
+
+def test_an_api_that_may_not_read_the_sockets_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(identities, "_TABLE", tmp_path / "missing")
+    accounts = AgentAccounts([7])
+    accounts.look()
+    accounts.look()
+    assert (7 in accounts, os.getuid() in accounts) == (True, False)
+    told = "".join(capfd.readouterr())
+    assert told.count("name the accounts of agents with --agent-user") == 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec import UNSET, structs
 
 from batchq.api.access import Scope, Verb, parse_binding
 from batchq.api.times import DAY, HOUR
@@ -238,7 +241,7 @@ def test_the_token_of_a_login_is_replaced_where_it_is_kept(server: Server, home:
         run("login", address, "--token-file", "-", stdin=f"{text}\n")
         done = run("token", "rotate", "--overlap", "0s")
         assert (done.code, done.out) == (0, "")
-        assert done.err.endswith(f"token {text.split('_')[1]} ends after 0s.\n")
+        assert f"; token {text.split('_')[1]} ends after 0s. It can be rotated until " in done.err
         assert kept_in(home)["token"] not in ("", text)
         assert run("whoami").code == 0
 
@@ -275,3 +278,103 @@ def test_a_token_is_rotated_by_its_id_with_the_credentials_of_the_server(server:
             "hint: name the ID of a token",
         ],
     )
+
+
+def test_a_line_of_rotations_ends_a_year_after_its_first_token(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = desk.delegate.access
+    made = desk.delegate.access.create_token("alice", ROOT, days=90).record
+    assert made.rotated_until - made.made_at <= 365 * DAY
+    now_ms, days, token, ends = RedisStore.now_ms, 0, made.id, []
+    monkeypatch.setattr(RedisStore, "now_ms", lambda store: now_ms(store) + days * DAY)
+    # Each one is rotated ten days before its end.
+    for _ in range(4):
+        days += 80
+        new = access.rotate(token, ALICE).record
+        access.note_use(new.id)
+        token = new.id
+        ends.append(round((new.expires_at - made.made_at) / DAY))
+        assert new.rotated_until == made.rotated_until
+    assert ends == [170, 250, 330, 365]
+    days = 364
+    last = access.rotate(token, ALICE).record
+    assert round((last.expires_at - made.made_at) / DAY) == 365
+    days = 366
+    with pytest.raises(Conflict, match="is not valid any more"):
+        access.rotate(last.id, ALICE)
+
+
+def test_a_token_of_an_earlier_version_has_a_line_of_a_year(desk: Desk) -> None:
+    record = structs.replace(desk.made.record, line_ends_at=UNSET)
+    assert record.rotated_until == record.made_at + 365 * DAY
+    assert structs.replace(record, expires_at=record.made_at + 400 * DAY).rotated_until == (
+        record.made_at + 400 * DAY
+    )
+
+
+@pytest.mark.parametrize(("rotate_days", "until"), [(0, 30), (10, 30), (3650, 3650)])
+def test_an_operator_says_how_long_a_token_is_rotated(
+    desk: Desk, rotate_days: int, until: int
+) -> None:
+    access = desk.delegate.access
+    made = access.create_token("alice", ROOT, days=30, rotate_days=rotate_days).record
+    new = access.rotate(made.id, ALICE).record
+    assert round((new.rotated_until - made.made_at) / DAY) == until
+    with pytest.raises(InvalidInput, match="rotated for at most 3650 days, found 3651"):
+        access.create_token("alice", ROOT, rotate_days=3651)
+
+
+def test_the_end_of_a_line_is_said(desk: Desk, server: Server) -> None:
+    answer = rotated(desk.caller()).data
+    first = desk.made.record
+    assert datetime.fromisoformat(answer["rotatedUntil"]).timestamp() * 1000 == pytest.approx(
+        first.rotated_until, abs=1000
+    )
+    listed = json.loads(run("token", "list", "-o", "json", url=server.url).out)["items"]
+    assert {one["rotatedUntil"] for one in listed} == {answer["rotatedUntil"]}
+    short = desk.delegate.access.create_token("alice", ROOT, days=30, rotate_days=0).record
+    done = run("token", "rotate", short.id, url=server.url)
+    assert "It is the last of its line: ask for another one before that." in done.err
+    done = run("token", "rotate", answer["id"], url=server.url)
+    assert f"It can be rotated until {answer['rotatedUntil']}." in done.err
+
+
+def test_a_token_rotates_no_other_token_of_its_user(desk: Desk) -> None:
+    """A stolen token of a narrow scope would get one of a wide scope."""
+    wide = desk.delegate.access.create_token("alice", ROOT).record.id
+    every_verb = desk.api.caller(desk.delegate.access.create_token("alice", ROOT).text)
+    refused = every_verb("POST", f"/v1/tokens/{wide}/rotations", {})
+    assert (refused.status, refused.data["detail"]) == (403, "a token rotates no token but itself")
+    # Its scope does not reach tokens at all.
+    assert desk.caller()("POST", f"/v1/tokens/{wide}/rotations", {}).status == 404
+    assert desk.delegate.access.state().tokens[wide].revoked_at is None
+
+
+def test_the_account_behind_the_socket_rotates_its_own_tokens_and_no_others(desk: Desk) -> None:
+    account = pwd.getpwuid(os.getuid()).pw_name
+    access, caller = desk.delegate.access, desk.api.caller()
+    mine = access.create_token(account, ROOT).record.id
+    made = caller("POST", f"/v1/tokens/{mine}/rotations", {"overlap": "2h"})
+    assert (made.status, made.data["owner"]) == (201, account)
+    assert desk.api.caller(made.data["token"])("GET", "/v1/me").status == 200
+    # The account is an operator, who sees and revokes tokens of others.
+    assert caller("POST", f"/v1/tokens/{desk.made.record.id}/rotations", {}).status == 403
+    assert caller("POST", "/v1/tokens/nothing/rotations", {}).status == 404
+
+
+def test_admins_rotate_the_tokens_of_service_accounts_within_their_scope(desk: Desk) -> None:
+    access = desk.delegate.access
+    access.grant(parse_binding("user:ada", "admin", "ml"), ROOT)
+    access.grant(parse_binding("serviceaccount:ml:ci", "admin", "ml"), ROOT)
+    made = access.create_token("ml:ci", ROOT)
+    path = f"/v1/tokens/{made.record.id}/rotations"
+    narrow = access.create_token("ada", ROOT, scope=Scope(verbs=(Verb.READ, Verb.CREATE)))
+    refused = desk.api.caller(narrow.text)("POST", path, {})
+    assert (refused.status, "would permit more" in refused.data["detail"]) == (403, True)
+    # Neither a stranger nor the account itself.
+    assert desk.caller()("POST", path, {}).status == 404
+    other = desk.api.caller(access.create_token("ml:ci", ROOT).text)
+    assert other("POST", path, {}).status == 403
+    ada = desk.api.caller(access.create_token("ada", ROOT).text)
+    assert ada("POST", path, {}).data["owner"] == "ml:ci"

@@ -143,6 +143,49 @@ def test_the_next_agent_pulls_what_a_killed_one_has_not(stage: Stage, podman: Fa
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
 
 
+# --- apptainer ------------------------------------------------------------------------------------
+
+#: It writes where the image goes and waits, unless the image is the second one.
+APPTAINER = """#!/bin/sh
+folder=$(dirname "$0")
+case "$1" in
+pull)
+    echo "$2 $$" >> "$folder/log"
+    echo image > "$2"
+    [ "$3" = docker://second ] || exec sleep 60
+    ;;
+exec)
+    while [ "$1" != docker://second ]; do shift; done
+    shift
+    exec "$@"
+    ;;
+esac
+"""
+
+
+def test_apptainer_leaves_no_file_of_a_pull_that_has_succeeded_or_was_cancelled(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, temporary = tmp_path / "bin", tmp_path / "temporary"
+    folder.mkdir()
+    temporary.mkdir()
+    (folder / "apptainer").write_text(APPTAINER)
+    (folder / "apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    stage.start_agent()
+    [first] = stage.bind("true", container=Container(image="docker://first"))
+    until(lambda: (folder / "log").exists() and any(temporary.glob("*/*")), within_s=WITHIN_S)
+    stage.stop(first, "Cancelled")
+    assert stage.ended(first).status.reason == "Cancelled"
+    until(lambda: not any(temporary.glob("*/*")), within_s=WITHIN_S)
+    [second] = stage.bind("echo", "it runs", container=Container(image="docker://second"))
+    assert stage.ended(second).status.phase == PodPhase.SUCCEEDED
+    assert stage.output(second) == "it runs\n"
+    assert not any(temporary.glob("*/*"))
+    assert len((folder / "log").read_text().splitlines()) == 2
+
+
 # --- a real podman ----------------------------------------------------------------------------
 
 

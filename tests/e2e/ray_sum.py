@@ -7,10 +7,10 @@ until it is stopped.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import ray
@@ -49,7 +49,8 @@ def sum_squares(head: str, pods: int) -> None:
     ray.get(group.ready())
     if sys.argv[1:] and os.environ["BATCHQ_ROUND"] == "0":
         Path(sys.argv[1]).touch()
-        time.sleep(600)
+        while True:
+            signal.pause()
     places = [PlacementGroupSchedulingStrategy(group, index) for index in range(pods)]
     answers = ray.get(
         [square.options(scheduling_strategy=places[n % pods]).remote(n) for n in range(10)]

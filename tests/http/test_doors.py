@@ -189,7 +189,9 @@ def test_an_api_does_not_run_under_an_agents_account() -> None:
 def test_a_second_api_does_not_take_the_socket_of_a_running_one(
     server: Server, running_api: RunningApi
 ) -> None:
-    assert "another process listens on" in run_api("--listen", f"unix:{running_api.socket}")
+    assert "another process listens on" in run_api(
+        "--listen", f"unix:{running_api.socket}", "--one-account"
+    )
     assert running_api.caller()("GET", "/livez").status == 200
 
 

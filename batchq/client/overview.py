@@ -408,7 +408,11 @@ def restarts_of(session: Session, group: GroupState) -> tuple[str, ...]:
         for (how, retry), pods in sorted(found.items())
     ]
     if len(pulling) > _MOST_PULLING:
-        pulling[_MOST_PULLING:] = [f"{len(pulling) - _MOST_PULLING} more pods wait for images"]
+        more = len(pulling) - _MOST_PULLING
+        what = (
+            "1 more pod waits for its image" if more == 1 else f"{more} more pods wait for images"
+        )
+        pulling[_MOST_PULLING:] = [what]
     return (*restarts, *pulling)
 
 

@@ -588,14 +588,19 @@ def test_an_event_from_a_clock_slightly_behind_is_part_of_a_groups_history() -> 
     ]
 
 
-def test_a_group_that_starts_says_which_of_its_images_are_pulled_and_where() -> None:
-    group = asks("r", 5, status=PodGroupStatus(phase=PodGroupPhase.IN_QUEUE, admission=1))
+@pytest.mark.parametrize(
+    ("count", "more"), [(4, "1 more pod waits for its image"), (5, "2 more pods wait for images")]
+)
+def test_a_group_that_starts_says_which_of_its_images_are_pulled_and_where(
+    count: int, more: str
+) -> None:
+    group = asks("r", count, status=PodGroupStatus(phase=PodGroupPhase.IN_QUEUE, admission=1))
     bound = {"phase": PodPhase.BOUND, "node": "n1", "bound_at": NOW - MINUTE}
-    pods = [a_pod(group, k, **bound, message="pulling image i on node n1") for k in range(5)]
+    pods = [a_pod(group, k, **bound, message="pulling image i on node n1") for k in range(count)]
     world = World(a_queue("default"), a_node("n1", cpu=8), group, *pods)
     assert world.why("r").restarts == (
         "pod r-w-0 waits for its image, for 1m: pulling image i on node n1",
         "pod r-w-1 waits for its image, for 1m: pulling image i on node n1",
         "pod r-w-2 waits for its image, for 1m: pulling image i on node n1",
-        "2 more pods wait for images",
+        more,
     )

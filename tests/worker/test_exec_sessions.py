@@ -222,16 +222,25 @@ _Relay(sys.argv[1], "n1", sys.argv[2], ends, 0.1).run()
 """
 
 
-def test_a_relay_hangs_up_a_user_that_it_has_never_heard_of(redis_store: RedisStore) -> None:
+def test_a_command_whose_user_is_silent_is_hung_up_before_its_input_ends(
+    redis_store: RedisStore,
+) -> None:
     ends, theirs = open_ends(None, has_input=True)
     session, ours = f"{7:048x}", ends.descriptors()
     words = [sys.executable, "-c", RELAY, redis_store.url, session, *map(str, ours)]
     with socket.socket(fileno=theirs[-1]) as command:
         # Nothing ever comes from the user.
-        subprocess.run(words, pass_fds=ours, check=True)
-        for descriptor in (*theirs[:-1], *ours):
+        relay = subprocess.Popen(words, pass_fds=ours)
+        for descriptor in (*theirs[1:-1], *ours):
             os.close(descriptor)
+        command.settimeout(60)
         assert command.recv(16) == b""
+        # The input goes on until the command is hung up: otherwise, a command that reads to the end
+        # would take a part for the whole.
+        assert not select.select([theirs[0]], [], [], 0.5)[0]
+    assert os.read(theirs[0], 1) == b""
+    os.close(theirs[0])
+    assert relay.wait(20) == 0
 
 
 def test_an_input_of_a_pod_does_not_wait_long_for_a_terminal_that_has_left(node: Node) -> None:

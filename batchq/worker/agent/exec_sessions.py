@@ -67,6 +67,8 @@ _READ_WAIT_MS = 1_000
 _TURN_MS = 200
 #: The longest wait for the rest of the output after the command has ended.
 _REST_S = 1.0
+#: The longest wait for the work-horse to hang the command up; it may be paused.
+_HANG_UP_MS = 5_000
 #: How long the relay waits for a user that has not fetched the whole output.
 _FETCH_S = 5.0
 _LOST = "the work-horse of the pod has gone"
@@ -233,12 +235,23 @@ class _Relay:
             log.exception("relay failed", error=str(error))
             raise
         finally:
-            # Closing the socket hangs the command up, if it still runs.
-            self._control.close()
+            self._hang_up()
             if not self._is_told:
                 # Otherwise the user could go on sending until the session expires.
                 with suppress(StoreUnavailable):
                     self._channel.remove()
+
+    def _hang_up(self) -> None:
+        """Have the command hung up, if it still runs, and wait until it is.
+
+        Its input ends with this process: a command that reads to the end would take a part of it
+        for the whole, and succeed.
+        """
+        if self._end is None:
+            with suppress(OSError):
+                self._control.shutdown(socket.SHUT_WR)
+                processes.is_readable(self._control.fileno(), within_ms=_HANG_UP_MS)
+        self._control.close()
 
     def _read(self) -> None:
         try:

@@ -254,12 +254,13 @@ class InnerCommands:
 
     def _hang_up(self, inner: _InnerCommand, now_ms: int) -> None:
         assert inner.relay is not None
-        self._poll.unregister(inner.relay.fileno())
-        del self._places[inner.relay.fileno()]
-        inner.relay.close()
-        inner.relay = None
         for sent in (signal.SIGHUP, signal.SIGCONT):
             send_to_group(inner.pid, sent)
+        self._poll.unregister(inner.relay.fileno())
+        del self._places[inner.relay.fileno()]
+        # The relay waits for it before it closes the input.
+        inner.relay.close()
+        inner.relay = None
         inner.kill_at = now_ms + _GRACE_MS
 
     def _finish(self, inner: _InnerCommand) -> None:

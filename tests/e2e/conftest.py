@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the logs of a test's machines if it fails: those of a fixture do not see the failure."""
+    report = yield
+    if report.failed and call.when == "call":
+        for name, made in getattr(item, "funcargs", {}).items():
+            if isinstance(made, Machine):
+                report.sections.append((f"Logs of {name}", made.story()))
+    return report
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ class Machine:
 
     def __exit__(self, *error: object) -> None:
         if any(error):
-            self._print_logs()
+            print(self.story())  # noqa: T201
         has_server = embedded_server.record_path(self.home).exists()
         if self._agents and has_server and embedded_server.running_server(self.home) is None:
             # Agents would wait for it.
@@ -266,10 +266,10 @@ class Machine:
     def _log(self, name: str, place: int, stream: str) -> Path:
         return self.root / f"{name}-{place}.{stream}"
 
-    def _print_logs(self) -> None:
-        """On failure, print the ends of all logs, which pytest shows."""
-        for log in [*sorted(self.root.glob("*.err")), *sorted(self.home.logs.glob("*.log"))]:
-            print(f"--- {log.name}\n{detached.tail(log, lines=25)}")  # noqa: T201
+    def story(self) -> str:
+        """Return the ends of all logs, for the report of a test that fails."""
+        logs = [*sorted(self.root.glob("*.err")), *sorted(self.home.logs.glob("*.log"))]
+        return "\n".join(f"--- {log.name}\n{detached.tail(log, lines=25)}" for log in logs)
 
 
 def until(

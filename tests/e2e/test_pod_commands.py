@@ -17,7 +17,7 @@ import redis
 
 from batchq.daemon import embedded_server
 from batchq.worker.host.node_resources import runtime_labels
-from tests.e2e.machine import Machine, kill, phase, until
+from tests.e2e.machine import LONG_LEASE, PATIENT, Machine, kill, phase, until
 from tests.harness import fork_server
 from tests.http.api_process import RunningApi
 
@@ -26,10 +26,10 @@ CONTAINMENTS = ("cgroup", "pid-namespace", "subreaper")
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Machine]:
-    """A machine with one agent, and a pod that runs there."""
+    """A machine with one agent, and a pod that runs there, also while the machine is busy."""
     with Machine() as made:
-        made.up()
-        made.agent("n1")
+        made.up(config=made.file("patient.yaml", PATIENT))
+        made.agent("n1", options=LONG_LEASE)
         run_pod(made, "host", "sleep 600")
         yield made
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from batchq.api.notation import SECOND
 from batchq.api.objects import (
     Metadata,
     Node,
@@ -33,7 +34,6 @@ from batchq.api.objects import (
     Strategy,
     Task,
 )
-from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from batchq.api import times
+from batchq.api import notation
 from batchq.api.lifecycle import ADMITTED, PodGroupPhase, PodPhase
 from batchq.api.reasons import Verdict
 
@@ -34,7 +34,7 @@ Amounts: TypeAlias = Annotated[dict[str, Integer], Meta(extra={"form": "amounts"
 #: Amounts times seconds, whose sums may exceed the bound of one amount.
 AmountsOverTime: TypeAlias = Annotated[dict[str, int], Meta(extra={"form": "amounts"})]
 Duration: TypeAlias = Annotated[int, _RANGE, Meta(extra={"form": "duration"})]
-_YEARS = Meta(ge=times.FIRST_INSTANT, le=times.LAST_INSTANT)
+_YEARS = Meta(ge=notation.FIRST_INSTANT, le=notation.LAST_INSTANT)
 Instant: TypeAlias = Annotated[int, _YEARS, Meta(extra={"form": "instant"})]
 #: A decimal factor such as 1.5, in thousandths.
 Factor: TypeAlias = Annotated[int, _RANGE, Meta(extra={"form": "factor"})]
@@ -124,7 +124,7 @@ class AdmissionCheckSpec(Value, frozen=True):
     controller_name: str = ""
     retry_delay_minutes: Integer = 15
     preemption_policy: Literal["Anytime", "AfterCheckPassedOrOnDemand"] = "Anytime"
-    unknown_timeout: Duration = 30 * times.MINUTE
+    unknown_timeout: Duration = 30 * notation.MINUTE
     on_timeout: Literal["Retry", "Reject"] = "Retry"
     parameters: dict[str, str] = {}
 
@@ -219,7 +219,7 @@ class PodTemplate(Value, frozen=True):
     tolerations: tuple[Toleration, ...] = ()
     priority: Integer | None = None
     scheduling_gates: tuple[SchedulingGate, ...] = ()
-    termination_grace: Duration = 30 * times.SECOND
+    termination_grace: Duration = 30 * notation.SECOND
 
 
 class Task(Value, frozen=True):
@@ -231,7 +231,7 @@ class Task(Value, frozen=True):
 
 class Retry(Value, frozen=True):
     limit: Integer = 0
-    backoff: Duration = 10 * times.SECOND
+    backoff: Duration = 10 * notation.SECOND
 
 
 class Dependency(Value, frozen=True):
@@ -247,7 +247,7 @@ class StopWarning(Value, frozen=True):
     """
 
     signal: Literal["HUP", "INT", "USR1", "USR2"] = "USR2"
-    before: Duration = 90 * times.SECOND
+    before: Duration = 90 * notation.SECOND
 
 
 LaunchStyle: TypeAlias = Literal["node", "rank", "dask", "mpi"]
@@ -282,7 +282,7 @@ class PodGroupSpec(Value, frozen=True):
     suspend: bool = False
     walltime: Duration | None = None
     retry: Retry = Retry()
-    ttl_after_finished: Duration = 7 * times.DAY
+    ttl_after_finished: Duration = 7 * notation.DAY
     depends_on: tuple[Dependency, ...] = ()
     controller: Literal["batchq", "external"] = "batchq"
     #: `self`: its pods get a token of the HTTP API, for the namespace and in the owner's name.
@@ -502,7 +502,7 @@ class PodSpec(Value, frozen=True):
     task: str
     index: Integer = 0
     requests: Amounts = {}
-    termination_grace: Duration = 30 * times.SECOND
+    termination_grace: Duration = 30 * notation.SECOND
     priority: Integer | None = None
     #: How many ports its agent reserves for it: 0 unless its group has `spec.launch`.
     ports: Integer = 0
@@ -692,7 +692,7 @@ class Unreadable(Struct, frozen=True, kw_only=True):
 
 
 #: The grace of work without a terminationGrace.
-USUAL_GRACE_MS = 30 * times.SECOND
+USUAL_GRACE_MS = 30 * notation.SECOND
 
 
 def grace_of(spec: PodGroupSpec) -> int:

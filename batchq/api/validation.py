@@ -15,7 +15,7 @@ import msgspec
 from batchq.api.containers import container_problems
 from batchq.api.devices import MIG, WHOLE
 from batchq.api.manifest import MOST_ARGUMENT_BYTES, argument_bytes, check_names, function_problem
-from batchq.api.notation import counted, qualified_problem, shown
+from batchq.api.notation import SECOND, counted, format_duration, qualified_problem, shown
 from batchq.api.objects import (
     AdmissionCheck,
     Launch,
@@ -42,7 +42,6 @@ from batchq.api.resources import (
     times,
     untyped_lacking,
 )
-from batchq.api.times import SECOND, format_duration
 from batchq.api.transaction import POD_GROUPS
 from batchq.errors import InvalidInput
 

@@ -33,8 +33,7 @@ from batchq.api.access import (
     parse_binding,
     title_of,
 )
-from batchq.api.notation import counted
-from batchq.api.times import format_instant, parse_duration
+from batchq.api.notation import counted, format_instant, parse_duration
 from batchq.cli.output.forms import Columns, ListForm, Output, instant, show_list, tabled
 from batchq.cli.output.options import DURATION, Globals, examples, output_option, pass_globals
 from batchq.cli.output.terminal import echo

@@ -12,9 +12,8 @@ from msgspec import field
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.manifest import encode
-from batchq.api.notation import counted
+from batchq.api.notation import MINUTE, counted, describe_age, format_duration
 from batchq.api.objects import AdmissionCheck, OpenedGate, PodGroup, full_name, key_of
-from batchq.api.times import MINUTE, describe_age, format_duration
 from batchq.api.views import CheckView, GateView, ListedCheck
 from batchq.cli.output.forms import (
     Columns,

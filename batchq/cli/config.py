@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from batchq.api.node_report import BEAT_MS
-from batchq.api.times import describe_age, format_duration
+from batchq.api.notation import describe_age, format_duration
 from batchq.cli.output.forms import Columns, Output, output_of, show_data, tabled
 from batchq.cli.output.options import (
     Globals,

@@ -12,7 +12,7 @@ from batchq.api.devices import uses_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
 from batchq.api.node_report import ADDRESS_ANNOTATION, PORTS_ANNOTATION, RUN_AS_ANNOTATION
-from batchq.api.notation import counted, data_of
+from batchq.api.notation import counted, data_of, describe_age, format_duration, format_instant
 from batchq.api.objects import (
     NAMESPACED,
     AdmissionCheck,
@@ -30,7 +30,6 @@ from batchq.api.objects import (
 )
 from batchq.api.resources import MEMORY, PODS, describe_quantity
 from batchq.api.resources import describe as describe_amounts
-from batchq.api.times import describe_age, format_duration, format_instant
 from batchq.api.transaction import CONTAINMENT_LABEL, Event, node_scope
 from batchq.api.views import NO_LEADER, GroupView, Why
 from batchq.cli import checks

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from batchq.api.notation import describe_age, format_instant
 from batchq.api.objects import PodGroup, key_of
 from batchq.api.resources import describe
-from batchq.api.times import describe_age, format_instant
 from batchq.cli.output.forms import (
     Columns,
     ListForm,

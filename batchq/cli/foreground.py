@@ -18,8 +18,8 @@ import click
 from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.notation import describe_age
 from batchq.api.objects import Object, Pod, PodGroup, key_of
-from batchq.api.times import describe_age
 from batchq.api.views import LogLine, Result
 from batchq.cli.objects import warn, warn_of_capacity
 from batchq.cli.output.options import Globals

@@ -9,10 +9,9 @@ import click
 from msgspec import field
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.notation import counted, data_of
+from batchq.api.notation import SECOND, counted, data_of, describe_age, format_instant
 from batchq.api.objects import API_VERSION, Unreadable
 from batchq.api.reasons import Waiting
-from batchq.api.times import SECOND, describe_age, format_instant
 from batchq.api.views import (
     GATED,
     WHOLE_UP_TO,
@@ -287,7 +286,7 @@ def _whole(client: Client, query: _Query, paging: Paging) -> _Listing:
     # Uids rise with time, so they order the groups by age.
     views.sort(key=lambda view: (view.uid, view.key))
     if paging.after:
-        from batchq.client.group_pages import is_behind
+        from batchq.client.watch import is_behind
 
         views = [view for view in views if is_behind(view, paging.after)]
     if query.active:

@@ -81,7 +81,7 @@ from batchq.errors import (
 
 if TYPE_CHECKING:
     from batchq.api.views import GroupPage
-    from batchq.client.group_pages import Page
+    from batchq.client.watch import Page
     from batchq.config.documents import Document
 
 STDIN = "-"
@@ -295,7 +295,7 @@ def get(
 
 def _pages(client: Client, kind: str, space: str, paging: Paging) -> Iterable[Page]:
     """Return pages by key; a single page for small kinds, and with --chunk-size 0."""
-    from batchq.client.group_pages import Page
+    from batchq.client.watch import Page
 
     if kind in ("PodGroup", "Pod") and paging.size:
         size = paging.size if paging.limit is None else min(paging.size, paging.limit + 1)

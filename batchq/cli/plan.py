@@ -10,10 +10,16 @@ from msgspec import field
 
 from batchq.api.intents import Eviction
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.notation import counted, data_of
+from batchq.api.notation import (
+    SECOND,
+    counted,
+    data_of,
+    describe_age,
+    format_duration,
+    format_instant,
+)
 from batchq.api.objects import API_VERSION
 from batchq.api.resources import describe
-from batchq.api.times import SECOND, describe_age, format_duration, format_instant
 from batchq.api.views import Advice, Awaited, GroupPlan, Outcome, Plan
 from batchq.cli.group_lists import ReasonRow
 from batchq.cli.objects import located_in

@@ -8,10 +8,9 @@ import click
 from msgspec import field
 
 from batchq.api.manifest import encode
-from batchq.api.notation import counted, data_of, label_problem, shown
+from batchq.api.notation import counted, data_of, describe_age, label_problem, shown
 from batchq.api.objects import API_VERSION, Queue, ResourceQuota
 from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, describe_quantity
-from batchq.api.times import describe_age
 from batchq.api.views import FirstToGo, GroupView, Loan, QueuePage, QueueView, Stop
 from batchq.cli.checks import show_checks_of_queue
 from batchq.cli.group_lists import GroupRow

@@ -22,9 +22,8 @@ from msgspec import Struct, structs
 
 from batchq.api.exec_session import ALLOCATION_VARIABLE
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.notation import LABEL_MOST, counted
+from batchq.api.notation import LABEL_MOST, counted, describe_age
 from batchq.api.objects import Object, Pod, PodGroup, key_of
-from batchq.api.times import describe_age
 from batchq.cli.allocation import run_attached, run_in_allocation
 from batchq.cli.console import has_input
 from batchq.cli.foreground import pods_of, run_command

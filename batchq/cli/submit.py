@@ -26,9 +26,8 @@ import msgspec
 
 from batchq.api import manifest
 from batchq.api.lifecycle import TERMINAL
-from batchq.api.notation import counted, shown
+from batchq.api.notation import counted, describe_age, shown
 from batchq.api.objects import Object, PodGroup, key_of, kind_of
-from batchq.api.times import describe_age
 from batchq.api.views import Accepted, Effect
 from batchq.cli.objects import located_in, warn, warn_of_capacity
 from batchq.cli.output.forms import manifests, output_of, reference, show_list

@@ -10,11 +10,10 @@ import click
 from msgspec import field
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
-from batchq.api.notation import counted, data_of
+from batchq.api.notation import counted, data_of, describe_age, format_instant
 from batchq.api.objects import Condition
 from batchq.api.reasons import Explanation, Waiting
 from batchq.api.resources import describe, describe_quantity, format_quantity
-from batchq.api.times import describe_age, format_instant
 from batchq.api.views import NO_LEADER, ExpectedStart, Others, Period, QueueShare, Spared, Why
 from batchq.cli.group_lists import (
     AwaitedRow,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_args, get_type_hints
 import click
 
 from batchq.api.node_report import BEAT_MS
-from batchq.api.times import format_duration
+from batchq.api.notation import format_duration
 from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
 from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_pairs, seconds_of

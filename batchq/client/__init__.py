@@ -59,12 +59,12 @@ if TYPE_CHECKING:
     from batchq.api.transaction import Event, Ledger
     from batchq.client.checks import Checks, Gates
     from batchq.client.external import External
-    from batchq.client.group_pages import GroupLook, GroupPages
     from batchq.client.outcomes import TrialScheduler
     from batchq.client.overview import Overview
     from batchq.client.pods import PodCommands
     from batchq.client.requests import RecentQueues, RequestWriter
     from batchq.client.submission import Existing, Submission
+    from batchq.client.watch import GroupLook, GroupPages
     from batchq.ports import IdSource
     from batchq.store.redis import Listing, RedisStore
 
@@ -407,7 +407,7 @@ class Client:
         A page is read when the iteration reaches it; it has the `objects` and `unreadable` records.
         `after` continues a list: it is `client.group_pages.token_of_object` of its last object.
         """
-        from batchq.client.group_pages import object_pages
+        from batchq.client.watch import object_pages
 
         return object_pages(self._store, kind, namespace=namespace, after=after, size=size)
 
@@ -430,7 +430,7 @@ class Client:
         continue an interrupted list, pass `client.group_pages.token_of_view` of its last view as
         `after`.
         """
-        from batchq.client.group_pages import GroupPages
+        from batchq.client.watch import GroupPages
 
         return GroupPages(
             self._store,
@@ -445,7 +445,7 @@ class Client:
 
     def look(self) -> GroupLook:
         """Return an object that shows some groups without reading all the others."""
-        from batchq.client.group_pages import GroupLook
+        from batchq.client.watch import GroupLook
 
         return GroupLook(self._store)
 

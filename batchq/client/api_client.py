@@ -21,6 +21,7 @@ from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL
 from batchq.api.manifest import decode, encode
+from batchq.api.notation import describe_age
 from batchq.api.objects import (
     DEFAULT,
     NAMESPACED,
@@ -35,7 +36,6 @@ from batchq.api.objects import (
     Unreadable,
     key_of,
 )
-from batchq.api.times import describe_age
 from batchq.api.transaction import Event, Ledger
 from batchq.api.views import (
     Applied,
@@ -82,11 +82,11 @@ from batchq.errors import (
 
 if TYPE_CHECKING:
     from batchq.client.checks import Checks, Gates
-    from batchq.client.group_pages import GroupPages
     from batchq.client.overview import Overview
     from batchq.client.pods import PodCommands
     from batchq.client.request_fields import Drafts, GroupManifests
     from batchq.client.submission import Submission
+    from batchq.client.watch import GroupPages
     from batchq.ports import Store
     from batchq.store.outage import Patience
     from batchq.store.redis import Listing

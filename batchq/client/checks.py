@@ -34,6 +34,7 @@ from msgspec import Struct, structs
 
 import batchq.client.changes as changes
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.notation import parse_duration
 from batchq.api.objects import (
     DEFAULT,
     AdmissionCheck,
@@ -44,7 +45,6 @@ from batchq.api.objects import (
     key_of,
 )
 from batchq.api.resources import Amounts
-from batchq.api.times import parse_duration
 from batchq.api.transaction import Transaction
 from batchq.api.views import CheckPage, CheckView, GateView, ListedCheck
 from batchq.client.changes.object_writes import find, title

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
-from batchq.api.notation import nearest, subdomain_problem
+from batchq.api.notation import describe_age, nearest, subdomain_problem
 from batchq.api.objects import Node, Object
-from batchq.api.times import describe_age
 from batchq.api.transaction import count_of
 from batchq.api.views import NO_LEADER, Leading, Schedulers, SchedulerSeen
 from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable, WaitTimedOut

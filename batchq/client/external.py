@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
+from batchq.api.notation import parse_duration
 from batchq.api.objects import (
     DEFAULT,
     Object,
@@ -37,7 +38,6 @@ from batchq.api.objects import (
     stop_reason_of,
 )
 from batchq.api.reasons import Leaving
-from batchq.api.times import parse_duration
 from batchq.api.transaction import Refusal, Transaction, Word
 from batchq.client.changes import consumer_leases, explain_refusal
 from batchq.client.changes.consumer_leases import Renewed, Reported, read_token

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import structs
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.notation import counted
+from batchq.api.notation import SECOND, counted, describe_age
 from batchq.api.objects import (
     Amounts,
     Condition,
@@ -25,7 +25,6 @@ from batchq.api.objects import (
 )
 from batchq.api.reasons import UNSEEN, Explanation, Leaving, Verdict, Waiting
 from batchq.api.resources import PODS, describe, minus, of_pod, plus, total
-from batchq.api.times import SECOND, describe_age
 from batchq.api.transaction import POD_GROUPS, queue_scope
 from batchq.api.views import (
     GATED,

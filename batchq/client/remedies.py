@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 from batchq.api.containers import lacking_runtime
 from batchq.api.lifecycle import ADMITTED
+from batchq.api.notation import format_duration, format_instant
 from batchq.api.objects import Pledge, gates_of, is_gated
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
 from batchq.api.resources import PODS, describe_quantity
-from batchq.api.times import format_duration, format_instant
 from batchq.api.transaction import POD_GROUPS
 from batchq.api.views import NO_LEADER
 from batchq.client.outcomes import (

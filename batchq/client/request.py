@@ -25,6 +25,7 @@ from batchq.api.notation import (
     NotJson,
     as_json,
     label_problem,
+    parse_duration,
     resource_problem,
     shown,
     subdomain_problem,
@@ -52,7 +53,6 @@ from batchq.api.objects import (
     full_name,
 )
 from batchq.api.resources import CPU, MEMORY, describe_quantity, parse_quantity, times, with_untyped
-from batchq.api.times import parse_duration
 from batchq.errors import InvalidInput, UsageError
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")

@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 
 from batchq.api import notation
-from batchq.api.notation import Malformed, Path, mapping_at, shown
-from batchq.api.times import SECOND, format_duration, parse_duration
+from batchq.api.notation import (
+    SECOND,
+    Malformed,
+    Path,
+    format_duration,
+    mapping_at,
+    parse_duration,
+    shown,
+)
 from batchq.config.model import (
     ALL,
     DEFAULT_PLUGINS,

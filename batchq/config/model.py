@@ -12,9 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from batchq.api.notation import Malformed
+from batchq.api.notation import Malformed, format_duration
 from batchq.api.objects import Duration, Factor, Value
-from batchq.api.times import format_duration
 from batchq.core.extension import POINTS
 from batchq.core.session.snapshot import Settings
 

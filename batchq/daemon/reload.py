@@ -22,7 +22,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from batchq.api.times import describe_age
+from batchq.api.notation import describe_age
 from batchq.api.transaction import Event, Transaction
 from batchq.assembly import assemble, expanded, known_names
 from batchq.client import Client

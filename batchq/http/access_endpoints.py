@@ -26,8 +26,13 @@ from batchq.api.access import (
     parse_binding,
     target_of,
 )
-from batchq.api.notation import subdomain_problem
-from batchq.api.times import DAY, format_duration, format_instant, parse_duration
+from batchq.api.notation import (
+    DAY,
+    format_duration,
+    format_instant,
+    parse_duration,
+    subdomain_problem,
+)
 from batchq.api_session import pinned_text
 from batchq.client.access_control import (
     USUAL_DAYS,

@@ -19,8 +19,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.notation import SECOND
 from batchq.api.objects import Metadata, PodGroup, PodGroupSpec, PodTemplate, Queue, Task
-from batchq.api.times import SECOND
 from batchq.client import Client
 from batchq.daemon import detached, stack
 from batchq.daemon.detached import Record

@@ -29,6 +29,7 @@ from statistics import fmean, median
 from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.notation import SECOND
 from batchq.api.objects import (
     Metadata,
     Node,
@@ -43,7 +44,6 @@ from batchq.api.objects import (
     Toleration,
     key_of,
 )
-from batchq.api.times import SECOND
 from batchq.api.transaction import count_of
 from batchq.client import Client
 from batchq.daemon.detached import Record, refuse_dead, temporary_agents

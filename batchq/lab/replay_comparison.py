@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from batchq.api.intents import Bind
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.notation import SECOND
 from batchq.api.objects import (
     Metadata,
     Node,
@@ -28,7 +29,6 @@ from batchq.api.objects import (
     PodStatus,
     key_of,
 )
-from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError

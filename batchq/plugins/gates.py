@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from batchq.api.lifecycle import TERMINAL
-from batchq.api.notation import counted
+from batchq.api.notation import counted, format_duration
 from batchq.api.objects import CheckState, gates_of
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.times import format_duration
 from batchq.core.extension import LiftingChange, PluginTraits, Rule
 from batchq.core.pending.eligibility import (
     WANTED,

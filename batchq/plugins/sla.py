@@ -24,9 +24,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.notation import parse_duration
 from batchq.api.objects import Duration, Value
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.times import parse_duration
 from batchq.core.extension import PluginTraits
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim

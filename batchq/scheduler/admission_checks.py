@@ -16,9 +16,9 @@ from msgspec import structs
 
 from batchq.api import intents
 from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.notation import format_duration
 from batchq.api.objects import CheckState
 from batchq.api.reasons import Finish, Leaving, Verdict, Waiting
-from batchq.api.times import format_duration
 from batchq.core.pending.eligibility import (
     are_honoured,
     cleared,

@@ -34,11 +34,10 @@ from batchq.api.node_report import (
     StartClaim,
     is_address,
 )
-from batchq.api.notation import counted, resource_problem
+from batchq.api.notation import counted, describe_age, resource_problem
 from batchq.api.objects import Metadata, Node, NodeSpec, NodeStatus, Pod, PodGroup, full_name
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import LARGEST, of_pod
-from batchq.api.times import describe_age
 from batchq.api.transaction import (
     CAPACITY,
     Charge,

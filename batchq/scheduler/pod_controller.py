@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from batchq.api import intents
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.notation import format_duration, format_instant
 from batchq.api.objects import Pledge, Pod, ended
 from batchq.api.reasons import Finish, Leaving, Waiting
 from batchq.api.resources import (
@@ -32,7 +33,6 @@ from batchq.api.resources import (
     times,
     total,
 )
-from batchq.api.times import format_duration, format_instant
 from batchq.api.transaction import CLUSTER, POD_GROUPS, generation_of
 from batchq.core.pending.eligibility import (
     WANTED,

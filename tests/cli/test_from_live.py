@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from batchq.api.notation import HOUR, MINUTE
 from batchq.api.objects import AdmissionCheck, Metadata
-from batchq.api.times import HOUR, MINUTE
 from batchq.assembly import assemble
 from batchq.cli.simulate.live import notes, show_tables
 from batchq.client.outcomes import TrialScheduler

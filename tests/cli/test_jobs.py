@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.notation import format_instant
 from batchq.api.objects import QueuePreemption
-from batchq.api.times import format_instant
 from batchq.api.views import GATED
 from batchq.cli.jobs import PHASES
 from tests.builders import a_priority, a_queue, a_quota

@@ -8,7 +8,7 @@ import pytest
 import redis
 import yaml
 
-from batchq.client.group_pages import GroupPages
+from batchq.client.watch import GroupPages
 from batchq.store import keys
 from tests.builders import a_queue
 from tests.cli.conftest import Batchq, Ran
@@ -23,7 +23,7 @@ def many(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     another namespace.
     """
     monkeypatch.setattr("batchq.cli.group_lists.WHOLE_UP_TO", 0)
-    monkeypatch.setattr("batchq.client.group_pages.WHOLE_UP_TO", 0)
+    monkeypatch.setattr("batchq.client.watch.WHOLE_UP_TO", 0)
     stage.furnish(a_queue("full", capability={"cpu": 1}), a_queue("other", capability={"cpu": 0}))
     client = stage.client
     for name in NAMES:
@@ -55,7 +55,7 @@ def test_pages_list_every_group_once_the_oldest_first(batchq: Batchq, many: Stag
 def test_a_paged_list_equals_the_whole_list_except_for_positions(
     batchq: Batchq, many: Stage, monkeypatch: pytest.MonkeyPatch, keys_asked: int
 ) -> None:
-    monkeypatch.setattr("batchq.client.group_pages._KEYS_ASKED", keys_asked)
+    monkeypatch.setattr("batchq.client.watch._KEYS_ASKED", keys_asked)
     paged = json.loads(batchq("jobs", "-A", "--chunk-size", "2", "-o", "json").out)
     whole = json.loads(batchq("jobs", "-A", "--chunk-size", "0", "-o", "json").out)
     assert {one["name"]: one["position"] for one in whole["items"]}["b"] == 1

@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from batchq.api.manifest import encode
+from batchq.api.notation import DAY
 from batchq.api.objects import PodGroup
-from batchq.api.times import DAY
 from batchq.client import Client, Effect
 from batchq.client.request import name_of
 from batchq.errors import (

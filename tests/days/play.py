@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from batchq.api.lifecycle import TERMINAL, PodPhase
+from batchq.api.notation import SECOND
 from batchq.api.objects import Pod, PodGroup, full_name
-from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.lab.simulation import player

@@ -15,8 +15,8 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from batchq.api.node_report import PodAttempt
+from batchq.api.notation import HOUR
 from batchq.api.objects import Pod
-from batchq.api.times import HOUR
 from batchq.api.transaction import CAPACITY
 from batchq.assembly import assemble
 from batchq.client.changes import create, found_defaults

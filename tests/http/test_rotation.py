@@ -14,7 +14,7 @@ import pytest
 from msgspec import UNSET, structs
 
 from batchq.api.access import Scope, Verb, parse_binding
-from batchq.api.times import DAY, HOUR
+from batchq.api.notation import DAY, HOUR
 from batchq.client.access_control import AccessControl, Actor, Delegate, NewToken
 from batchq.errors import Conflict, InvalidInput, Rejected, StoreUnavailable
 from batchq.store.redis import RedisStore

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.ssh_door import ssh_command
+from batchq.api_session import ssh_command
 from tests.cli.conftest import run
 from tests.client.stage import Stage
 from tests.http.api_process import RunningApi

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.notation import HOUR, SECOND
 from batchq.api.objects import Node, NodeSpec, Pod
-from batchq.api.times import HOUR, SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Snapshot

@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.notation import DAY, HOUR, MINUTE, SECOND
 from batchq.api.objects import (
     AdmissionCheck,
     AdmissionCheckStatus,
@@ -20,7 +21,6 @@ from batchq.api.objects import (
     PodGroupStatus,
     SchedulingGate,
 )
-from batchq.api.times import DAY, HOUR, MINUTE, SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.session import Session

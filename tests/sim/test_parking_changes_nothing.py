@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from msgspec import to_builtins
 
+from batchq.api.notation import MINUTE
 from batchq.api.reasons import Verdict, Waiting
-from batchq.api.times import MINUTE
 from batchq.api.transaction import ONE_GROUP, POD_GROUPS, queue_scope
 from batchq.assembly import assemble
 from batchq.config.load import read_config

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.notation import HOUR, MINUTE, SECOND
 from batchq.api.objects import Dependency, PodGroupStatus, SchedulingGate
-from batchq.api.times import HOUR, MINUTE, SECOND
 from batchq.assembly import assemble
 from batchq.config.documents import print_documents
 from batchq.config.model import SchedulerConfig

@@ -43,7 +43,7 @@ def nodes(path: Path) -> Iterator[ast.AST]:
 
 
 def place(path: Path, line: int | None = None) -> str:
-    """Return a position as `batchq/api/times.py:12`, which editors understand."""
+    """Return a position as `batchq/api/notation.py:12`, which editors understand."""
     shown = str(path.relative_to(ROOT))
     return shown if line is None else f"{shown}:{line}"
 

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.notation import DAY, HOUR
 from batchq.api.reasons import Leaving
-from batchq.api.times import DAY, HOUR
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.quota.fair_shares import HALF_LIVES, used_share, weight

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.notation import SECOND
 from batchq.api.objects import Evictions, PodGroupStatus
-from batchq.api.times import SECOND
 from batchq.core.preemption.protection import MOST_RUNS, is_protected, with_group_run, with_pod_run
 from batchq.core.session.session import Session
 from batchq.scheduler.timers import next_due_at

@@ -15,10 +15,9 @@ from typing import Annotated, Generic, NamedTuple, Protocol, Self, TypeAlias, Ty
 from msgspec import Meta, Struct, convert
 
 from batchq.api.manifest import encode
-from batchq.api.notation import counted, data_of
+from batchq.api.notation import counted, data_of, format_duration, format_instant
 from batchq.api.objects import API_VERSION, Object, Unreadable, full_name, kind_of
 from batchq.api.resources import Amounts, format_quantity
-from batchq.api.times import format_duration, format_instant
 from batchq.cli.output.render import Table, TableWriter, show_table
 from batchq.cli.output.terminal import echo
 

@@ -97,7 +97,7 @@ class DurationType(click.ParamType):  # type: ignore[type-arg] # click 8.1 has n
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the text if it is a duration; else fail, as click's types do."""
-        from batchq.api.times import parse_duration
+        from batchq.api.notation import parse_duration
 
         try:
             parse_duration(value)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from batchq.api.containers import without_lacking
 from batchq.api.devices import DeviceUse
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.notation import counted
+from batchq.api.notation import counted, describe_age, format_instant
 from batchq.api.objects import (
     Node,
     Object,
@@ -21,7 +21,6 @@ from batchq.api.objects import (
 )
 from batchq.api.reasons import Waiting
 from batchq.api.resources import MEMORY, PODS, Amounts, describe, describe_quantity
-from batchq.api.times import describe_age, format_instant
 from batchq.api.transaction import (
     MEMORY_LIMIT_ANNOTATION,
     POD_GROUPS,

@@ -15,10 +15,9 @@ import click
 
 from batchq.api.devices import gpu_request
 from batchq.api.lifecycle import TERMINAL
-from batchq.api.notation import nearest, resource_problem, shown
+from batchq.api.notation import nearest, parse_duration, resource_problem, shown
 from batchq.api.objects import KINDS, NAMESPACED, PodGroup
 from batchq.api.resources import parse_quantity
-from batchq.api.times import parse_duration
 from batchq.cli.output.render import one_line
 from batchq.cli.output.terminal import (
     EXIT_GROUP_CANCELLED,

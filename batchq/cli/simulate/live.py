@@ -12,9 +12,14 @@ from msgspec import field
 
 from batchq.api.intents import Eviction
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.notation import counted
+from batchq.api.notation import (
+    counted,
+    describe_age,
+    format_duration,
+    format_instant,
+    parse_duration,
+)
 from batchq.api.objects import API_VERSION
-from batchq.api.times import describe_age, format_duration, format_instant, parse_duration
 from batchq.cli.output.forms import Length, Quantities, Row, Time, output_of
 from batchq.cli.output.options import DURATION, Globals
 from batchq.cli.output.progress import Tell as Shown

@@ -26,9 +26,8 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 import click
 from msgspec import Struct
 
-from batchq.api.notation import nearest, shown
+from batchq.api.notation import describe_age, nearest, shown
 from batchq.api.objects import Strategy
-from batchq.api.times import describe_age
 from batchq.cli.config import checked_config
 from batchq.cli.output.forms import show_data
 from batchq.cli.output.progress import Tell, progress

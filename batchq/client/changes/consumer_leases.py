@@ -21,7 +21,15 @@ from typing import Literal, NoReturn, TypeAlias, get_args
 from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL, PodGroupPhase
-from batchq.api.notation import counted, shown, subdomain_problem
+from batchq.api.notation import (
+    DAY,
+    SECOND,
+    counted,
+    format_duration,
+    format_instant,
+    shown,
+    subdomain_problem,
+)
 from batchq.api.objects import (
     GroupClaim,
     PodGroup,
@@ -33,7 +41,6 @@ from batchq.api.objects import (
     key_of,
     stop_reason_of,
 )
-from batchq.api.times import DAY, SECOND, format_duration, format_instant
 from batchq.api.transaction import Event, Transaction, Write, fence_of
 from batchq.client.changes.object_writes import find, title
 from batchq.errors import Conflict, InvalidInput

@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import structs
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.notation import format_instant
 from batchq.api.objects import (
     DEFAULT,
     AdmissionCheck,
@@ -26,7 +27,6 @@ from batchq.api.objects import (
     stopped,
 )
 from batchq.api.reasons import Finish
-from batchq.api.times import format_instant
 from batchq.api.transaction import Charge, Event, Transaction
 from batchq.client.changes.edits import apply
 from batchq.client.changes.object_writes import find, name_hint, put, title

@@ -19,9 +19,9 @@ from batchq.api.node_report import (
     RUN_AS_ANNOTATION,
     SPOILED,
 )
+from batchq.api.notation import MINUTE, SECOND, describe_age
 from batchq.api.objects import Condition, Node, Pod, PodGroup, full_name
 from batchq.api.reasons import UNSATISFIABLE, Explanation, Leaving
-from batchq.api.times import MINUTE, SECOND, describe_age
 from batchq.api.views import SchedulerSeen
 from batchq.client.changes import Overpromised, overpromised
 from batchq.client.connection import process_of

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
+from batchq.api.notation import MINUTE, SECOND, describe_age
 from batchq.api.objects import PodGroup, Unreadable, full_name, key_of
 from batchq.api.resources import describe_quantity
-from batchq.api.times import MINUTE, SECOND, describe_age
 from batchq.api.transaction import Event, Ledger
 from batchq.client.doctor.system_state import Finding, Level, State, ok, or_ok, unseen
 from batchq.core.quota.ledger import title_of

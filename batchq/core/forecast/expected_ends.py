@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.notation import SECOND
 from batchq.api.objects import Pod
-from batchq.api.times import SECOND
 from batchq.core.pending.eligibility import are_honoured, retry_at
 from batchq.core.preemption.pledges import awaits_victims, drop_group, gives_way_to, victims_left
 from batchq.core.session.session import Session

@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
+from batchq.api.notation import MINUTE, format_duration, format_instant
 from batchq.api.objects import (
     AdmissionCheck,
     AdmissionCheckSpec,
@@ -30,7 +31,6 @@ from batchq.api.objects import (
     PodGroup,
 )
 from batchq.api.reasons import Blockers, Verdict, Waiting
-from batchq.api.times import MINUTE, format_duration, format_instant
 from batchq.core.extension import LiftedBy, LiftingChange, Rule
 from batchq.core.preemption.pledges import awaits_victims, nodes_awaited
 from batchq.core.quota.queue_tree import ROOT

@@ -13,11 +13,10 @@ from msgspec import structs
 from batchq.api import intents
 from batchq.api.intents import Eviction, Intent
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
-from batchq.api.notation import counted
+from batchq.api.notation import MINUTE, counted
 from batchq.api.objects import Pledge, Pod
 from batchq.api.reasons import Leaving
 from batchq.api.resources import PODS, Amounts, describe, minus, of_pod, plus, times, total
-from batchq.api.times import MINUTE
 from batchq.api.transaction import CLUSTER, POD_GROUPS
 from batchq.core.pending.eligibility import holds_off
 from batchq.core.placement.elastic import start_extras

@@ -12,11 +12,10 @@ from msgspec import structs
 from batchq.api import intents
 from batchq.api.intents import Intent
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
-from batchq.api.notation import counted
+from batchq.api.notation import counted, format_instant
 from batchq.api.objects import Pledge, Pod, PodGroupStatus
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe_quantity
-from batchq.api.times import format_instant
 from batchq.core.pending.eligibility import evicts_late, holds_off, stops_of
 from batchq.core.pending.queue import blockers, out_of_line_refusals
 from batchq.core.preemption.candidates import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
-from batchq.api.times import SECOND
+from batchq.api.notation import SECOND
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 

@@ -23,6 +23,7 @@ from math import isqrt
 from typing import NamedTuple
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.notation import HOUR
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import (
     LARGEST,
@@ -35,7 +36,6 @@ from batchq.api.resources import (
     smaller,
     total,
 )
-from batchq.api.times import HOUR
 from batchq.api.transaction import POD_GROUPS, queue_scope
 from batchq.core.pending.queue import (
     asked_in_classes,

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from batchq.api.notation import DAY, MINUTE, SECOND
 from batchq.api.objects import (
     AdmissionCheck,
     Node,
@@ -20,7 +21,6 @@ from batchq.api.objects import (
     ResourceQuota,
 )
 from batchq.api.resources import Amounts
-from batchq.api.times import DAY, MINUTE, SECOND
 from batchq.core.cache.chunks import ByUid, Rows
 
 

@@ -17,6 +17,7 @@ from batchq.api import intents
 from batchq.api.intents import Eviction
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
+from batchq.api.notation import DAY, format_duration
 from batchq.api.objects import (
     RUNTIME_ANNOTATION,
     AdmissionCheck,
@@ -34,7 +35,6 @@ from batchq.api.objects import (
     grace_of,
     is_claimable,
 )
-from batchq.api.times import DAY, format_duration
 from batchq.api.transaction import Event, Transaction, Write, fence_of
 from batchq.client.changes.object_writes import put
 from batchq.core.preemption.evictions import evictions_of

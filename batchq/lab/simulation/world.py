@@ -32,7 +32,7 @@ from msgspec import Struct, structs
 
 from batchq.api import manifest, notation, validation
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
-from batchq.api.notation import Malformed, Path, mapping_at, shown
+from batchq.api.notation import SECOND, Malformed, Path, mapping_at, parse_duration, shown
 from batchq.api.objects import (
     API_VERSION,
     DEFAULT,
@@ -49,7 +49,6 @@ from batchq.api.objects import (
     kind_of,
 )
 from batchq.api.resources import Amounts, of_pod, plus
-from batchq.api.times import SECOND, parse_duration
 from batchq.api.transaction import Commit, Ledger, Transaction, capacity_of
 from batchq.client.changes import check_apart, explain_refusal, first_contradiction, rivals
 from batchq.client.changes.verbs import COMBINATIONS

@@ -19,6 +19,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE
+from batchq.api.notation import SECOND
 from batchq.api.objects import (
     DEFAULT,
     Metadata,
@@ -37,7 +38,6 @@ from batchq.api.objects import (
     kind_of,
 )
 from batchq.api.resources import CPU, MEMORY
-from batchq.api.times import SECOND
 from batchq.api.transaction import Charge, Transaction, Write
 from batchq.assembly import assemble
 from batchq.client.changes import create

@@ -16,10 +16,10 @@ from msgspec import Struct
 from batchq.api import intents
 from batchq.api.intents import Evict
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.notation import SECOND
 from batchq.api.objects import Pod, PodGroup, key_of
 from batchq.api.reasons import Leaving
 from batchq.api.resources import total
-from batchq.api.times import SECOND
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.session import Session

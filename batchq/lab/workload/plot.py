@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from batchq.api.times import describe_age
+from batchq.api.notation import describe_age
 from batchq.lab.workload.schedule import (
     Figures,
     Ran,

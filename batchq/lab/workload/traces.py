@@ -35,6 +35,7 @@ from msgspec.structs import replace
 
 from batchq.api.notation import (
     LABEL_MOST,
+    SECOND,
     label_problem,
     label_value_problem,
     shown,
@@ -55,7 +56,6 @@ from batchq.api.objects import (
     Task,
     key_of,
 )
-from batchq.api.times import SECOND
 from batchq.api.transaction import Charge, Transaction, Write
 from batchq.client.changes import NewGroups, create, first_contradiction, found_defaults
 from batchq.config.model import SchedulerConfig

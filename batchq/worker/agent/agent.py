@@ -29,7 +29,7 @@ from batchq.api.node_report import (
     SPOILED,
     PodAttempt,
 )
-from batchq.api.times import HOUR, SECOND
+from batchq.api.notation import HOUR, SECOND
 from batchq.api.transaction import LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.errors import StoreUnavailable
 from batchq.store import records

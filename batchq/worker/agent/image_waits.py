@@ -8,9 +8,8 @@ there.
 from __future__ import annotations
 
 from batchq.api.node_report import MOST_PULLS, Pulls
-from batchq.api.notation import counted
+from batchq.api.notation import counted, format_duration
 from batchq.api.objects import Pod
-from batchq.api.times import format_duration
 from batchq.worker.agent.messages import (
     Instructions,
     PostReport,

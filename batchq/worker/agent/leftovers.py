@@ -17,7 +17,7 @@ from time import monotonic
 
 import psutil
 
-from batchq.api.times import DAY, SECOND
+from batchq.api.notation import DAY, SECOND
 from batchq.system import structlog
 from batchq.worker.host.cgroup import PodCgroup
 from batchq.worker.host.processes import await_death, has_mark, mark_of

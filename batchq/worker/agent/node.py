@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from msgspec import Struct, structs
 
 from batchq.api.node_report import AGENT_ANNOTATION, PROTOCOL, Leaves, NodeReport, Serves
+from batchq.api.notation import describe_age
 from batchq.api.objects import Node, Taint
 from batchq.api.resources import CPU, ONE_POD, PODS
-from batchq.api.times import describe_age
 from batchq.errors import Conflict
 from batchq.store.redis import RedisStore
 from batchq.system import structlog

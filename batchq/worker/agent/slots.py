@@ -35,8 +35,8 @@ from rq.worker_registration import (
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import PodAttempt
+from batchq.api.notation import SECOND
 from batchq.api.objects import Pod
-from batchq.api.times import SECOND
 from batchq.store import keys, records
 from batchq.store.link import is_wrong_type
 from batchq.store.rq_link import RqLink

@@ -6,7 +6,7 @@ import select
 from collections import Counter
 from collections.abc import Callable
 
-from batchq.api.times import SECOND
+from batchq.api.notation import SECOND
 from batchq.errors import BatchqError, InvariantBroken, StoreUnavailable, UnreadableRecord
 from batchq.store.link import is_damaged
 from batchq.store.node_channels import WakeReason, WakeUpChannel

@@ -25,9 +25,8 @@ from batchq.api.objects import Pod, PodGroup, PodTemplate, Task
 from batchq.api.transaction import count_of
 from batchq.system import structlog
 from batchq.worker.host import privileges, processes
-from batchq.worker.host.containment import Enclosure
+from batchq.worker.host.containment import Enclosure, PidNamespace, StartOrder
 from batchq.worker.host.node_resources import UNBOUNDED, ProcessBounds, limit_data
-from batchq.worker.host.pid_namespace import PidNamespace, StartOrder
 from batchq.worker.host.privileges import Account
 from batchq.worker.host.processes import reap_orphans
 from batchq.worker.workhorse import callee

@@ -19,9 +19,8 @@ from pathlib import Path
 import msgspec
 
 from batchq.system import structlog
-from batchq.worker.host.containment import Enclosure
+from batchq.worker.host.containment import Enclosure, PidNamespace, StartOrder, pid_of_pidfd
 from batchq.worker.host.node_resources import ProcessBounds
-from batchq.worker.host.pid_namespace import PidNamespace, StartOrder, pid_of_pidfd
 from batchq.worker.host.processes import collect, is_answered, is_readable, kill_children
 from batchq.worker.workhorse.callee import ALONE, KILL_OTHERS
 from batchq.worker.workhorse.process import Fork

@@ -28,8 +28,8 @@ from batchq.api.access import (
     local_group,
     namespace_of_account,
 )
+from batchq.api.notation import DAY
 from batchq.api.objects import Unreadable
-from batchq.api.times import DAY
 from batchq.errors import Conflict, StoreUnavailable
 from batchq.store import keys, scripts
 from batchq.store.link import DAMAGED, Link, is_wrong_type

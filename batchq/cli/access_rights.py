@@ -599,7 +599,7 @@ def rotate(shared: Globals, token: str | None, overlap: str, output: Output) -> 
     Without ID, this is the token with which you use the API. The new one takes the place of the
     token that `batchq login` has kept; if you use another one, the new one is printed. With ID, the
     new token is printed: of yourself, if you use the API on its socket, of a service account, if
-    you are an admin of its namespace, or of anybody, if the command uses the Redis server itself.
+    you are an admin of its namespace, or of any user, if the command uses the Redis server itself.
 
     The last token of such a line ends a year after the first one was made, or as that one says.
     A token is rotated once. `batchq token revoke` of it revokes the new one, too.

@@ -186,7 +186,7 @@ def _compared(by_tenant: bool) -> Iterator[Figure]:
     yield Figure("median_wait_s", "Wait, median", span, min)
     yield Figure("p95_wait_s", "Wait, 95 % within", span, min)
     yield Figure("max_wait_s", "Wait, longest", span, min)
-    yield Figure("mean_bounded_slowdown", "Bounded slowdown, mean", _hundredths, min)
+    yield Figure("mean_bounded_slowdown", "Bounded slowdown, mean", _slowdown, min)
     yield Figure("utilization", "Utilisation", percent, max)
     yield Figure("makespan_s", "Makespan", span, min)
     yield Figure("evictions", "Evictions", whole, min)
@@ -205,7 +205,7 @@ def _tenant_row(name: str, tenants: Sequence[TenantFigures]) -> tuple[str, ...]:
         one_line(name),
         whole(sum(one.jobs for one in tenants)),
         "-" if wait is None else span(wait),
-        "-" if slowdown is None else _hundredths(slowdown),
+        "-" if slowdown is None else _slowdown(slowdown),
         percent(sum(one.used or 0.0 for one in tenants)),
         str(sum(one.weight for one in tenants)),
         percent(due),
@@ -552,6 +552,10 @@ def _parts(level: GpuLevel) -> tuple[tuple[str, float], ...]:
 
 def _decimal(value: float) -> str:
     return f"{value:,.1f}"
+
+
+def _slowdown(value: float) -> str:
+    return f"{value:,.2f}"
 
 
 def _hundredths(value: float) -> str:

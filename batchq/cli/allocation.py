@@ -33,7 +33,6 @@ from batchq.api.notation import counted
 from batchq.api.objects import Pod, PodGroup, full_name, key_of
 from batchq.api.resources import CPU
 from batchq.api.views import Result
-from batchq.cli.console import Conversation, Speaker, exit_code_of, has_input
 from batchq.cli.foreground import (
     NotedSignals,
     WatchedGroup,
@@ -48,7 +47,17 @@ from batchq.cli.output.progress import short
 from batchq.cli.output.render import one_line
 from batchq.cli.output.terminal import Interrupted, echo
 from batchq.cli.output.values import ending_text, print_results, seconds_of
-from batchq.cli.pod_exec import EARLY_S, answer_signals, command_of, converse, require_terminal
+from batchq.cli.pod_exec import (
+    EARLY_S,
+    Conversation,
+    Speaker,
+    answer_signals,
+    command_of,
+    converse,
+    exit_code_of,
+    has_input,
+    require_terminal,
+)
 from batchq.cli.request_options import awaited_command_options
 from batchq.client import Client
 from batchq.errors import (

@@ -25,7 +25,6 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import LABEL_MOST, counted, describe_age
 from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.cli.allocation import run_attached, run_in_allocation
-from batchq.cli.console import has_input
 from batchq.cli.foreground import pods_of, run_command
 from batchq.cli.objects import (
     GroupLimitCheck,
@@ -47,6 +46,7 @@ from batchq.cli.output.terminal import (
     raw_option,
 )
 from batchq.cli.output.values import ending_text, seconds_of
+from batchq.cli.pod_exec import has_input
 from batchq.cli.request_options import awaited_command_options
 from batchq.client import Client
 from batchq.client.request import marked, with_working_dir

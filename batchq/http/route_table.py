@@ -70,7 +70,6 @@ from batchq.http.group_endpoints import (
     why_group,
     write_command,
 )
-from batchq.http.metrics_endpoint import show_metrics
 from batchq.http.object_endpoints import (
     MOST_REQUEST_BYTES,
     ChangeRequest,
@@ -95,6 +94,7 @@ from batchq.http.view_endpoints import (
     group_results,
     list_events,
     open_gates,
+    show_metrics,
     view_checks,
     view_explanation,
     view_gates,

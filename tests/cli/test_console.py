@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from batchq.api.exec_session import INPUT_IS_TAKEN, ExecEnd, ExecFrame, FrameKind
-from batchq.cli import console
-from batchq.cli.console import Conversation, Speaker, TerminalModes
+from batchq.cli import pod_exec
+from batchq.cli.pod_exec import Conversation, Speaker, TerminalModes
 from batchq.client.pods import CommandSession
 from batchq.errors import Conflict
 
@@ -59,7 +59,7 @@ def joined(conversation: Conversation, node: NodeAnswers) -> Speaker:
 def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Where the input of the user is written."""
     ours, theirs = os.pipe()
-    monkeypatch.setattr(console, "_STDIN", ours)
+    monkeypatch.setattr(pod_exec, "_STDIN", ours)
     yield theirs
     os.close(ours)
     os.close(theirs)

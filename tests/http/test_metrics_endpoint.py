@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from batchq.api.access import Visibility, parse_binding
 from batchq.client.access_control import Actor, Delegate
-from batchq.http.metrics_endpoint import _line
+from batchq.http.view_endpoints import _line
 from tests.client.stage import Stage
 from tests.harness.server import Server
 from tests.http.api_process import Caller, RunningApi

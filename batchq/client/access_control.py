@@ -36,7 +36,7 @@ from batchq.client import Client
 from batchq.client.connection import connect, user_of
 from batchq.client.group_signatures import signed
 from batchq.client.join_patterns import MOST_USES, check_pattern
-from batchq.client.pods import SessionPlace, frames_of
+from batchq.client.pod_commands import SessionPlace, frames_of
 from batchq.client.requests import RecentQueues
 from batchq.client.user_groups import USER, Actor, UserGroups, audit_of, described, known_group
 from batchq.client.watch import Watch, wait_state

@@ -17,7 +17,7 @@ from msgspec import UNSET, Struct, structs
 from batchq.api.access import OF_LOCAL, Via, local_subject
 from batchq.api.notation import counted, format_instant, label_problem
 from batchq.api.transaction import Transaction
-from batchq.client.pods import COMMAND_STARTED
+from batchq.client.pod_commands import COMMAND_STARTED
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
 from batchq.store import access_records as records
 from batchq.store.access_records import AccessState, AuditRecord, FieldChange, UserGroupRecord

@@ -39,7 +39,6 @@ from batchq.api.views import (
 )
 from batchq.client.changes.object_writes import find
 from batchq.client.connection import has_no_leader
-from batchq.client.overview import Overview
 from batchq.client.request import class_of
 from batchq.errors import NotFound, StoreUnavailable, WaitTimedOut
 from batchq.store.memory import EVENTS_KEPT
@@ -462,6 +461,8 @@ class GroupLook:
         """Return the views of those groups that are in the queue (or below it) and in one of the
         phases as shown, in the order given.
         """
+        from batchq.client.overview import Overview
+
         now_ms = self._store.now_ms()
         victims = self._victims(groups)
         table = ObjectTable()

@@ -97,7 +97,15 @@ def test_a_list_and_a_submission_load_no_package_that_they_do_not_use(
 
 
 @pytest.mark.parametrize(
-    "words", [["submit", "--dry-run", "--", "true"], ["wait", "--help"], ["logs", "--help"]]
+    "words",
+    [
+        ["submit", "--dry-run", "--", "true"],
+        ["wait", "--help"],
+        ["logs", "--help"],
+        ["exec", "--help"],
+        ["attach", "--help"],
+        ["run", "--help"],
+    ],
 )
 def test_a_submission_does_not_load_the_scheduler(words: list[str], server: Server) -> None:
     loaded = modules_loaded_by("-m", "batchq.cli", "--redis-url", server.url, *words)

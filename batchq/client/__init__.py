@@ -405,7 +405,7 @@ class Client:
         """Iterate over what `list` returns, in pages of `size` objects.
 
         A page is read when the iteration reaches it; it has the `objects` and `unreadable` records.
-        `after` continues a list: it is `client.group_pages.token_of_object` of its last object.
+        `after` continues a list: it is `batchq.client.watch.token_of_object` of its last object.
         """
         from batchq.client.watch import object_pages
 
@@ -427,7 +427,7 @@ class Client:
         A page is read when the iteration reaches it; it has the `views`, without positions in line,
         and the `unreadable` records among them. `active` leaves out the groups that have ended;
         `finished` leaves out all of these except the given number that were submitted last. To
-        continue an interrupted list, pass `client.group_pages.token_of_view` of its last view as
+        continue an interrupted list, pass `batchq.client.watch.token_of_view` of its last view as
         `after`.
         """
         from batchq.client.watch import GroupPages

@@ -150,7 +150,7 @@ class ApiApplication:
         self._refusals = TokenBuckets(REFUSALS)
         #: The identities of accounts of this machine by uid, and until when they are used.
         self._accounts: dict[int, tuple[float, Identity]] = {}
-        self._keeper: asyncio.Task[None] | None = None
+        self._keepers: list[asyncio.Task[None]] = []
         self._places = StreamPlaces()
         self._calls = TurnsByUser()
         self._explanations = Turns(
@@ -166,8 +166,9 @@ class ApiApplication:
         self._routes = _by_length(ROUTES)
 
     def start(self) -> None:
-        """Begin to follow tokens and bindings; call it in the event loop."""
-        self._keeper = asyncio.get_running_loop().create_task(self._keep_book())
+        """Begin to follow tokens, bindings and agents; call it in the event loop."""
+        loop = asyncio.get_running_loop()
+        self._keepers = [loop.create_task(one()) for one in (self._keep_book, self._watch_agents)]
 
     def end_streams(self) -> None:
         """Let all streams end within a second."""
@@ -176,8 +177,8 @@ class ApiApplication:
     async def close(self) -> None:
         """End the threads and close their connections."""
         self._is_ending = True
-        if self._keeper is not None:
-            self._keeper.cancel()
+        for keeper in self._keepers:
+            keeper.cancel()
         for feed in self._feeds.values():
             await feed.stop()
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
@@ -420,12 +421,8 @@ class ApiApplication:
     async def _keep_book(self) -> None:
         """Renew the book of tokens and bindings on and on."""
         loop = asyncio.get_running_loop()
-        is_renewed, look_at = True, 0.0
+        is_renewed = True
         while True:
-            if (now := monotonic()) >= look_at:
-                # A pod that kills its agent is known by then.
-                await loop.run_in_executor(self._pool, self._settings.accounts.agents.look)
-                look_at = now + AGENT_LOOK_EVERY_S
             try:
                 await loop.run_in_executor(self._pool, self._renew_book)
                 is_renewed = True
@@ -434,6 +431,13 @@ class ApiApplication:
                     _log.warning("api.book_not_renewed", error=error.message)
                 is_renewed = False
             await asyncio.sleep(LOOK_S)
+
+    async def _watch_agents(self) -> None:
+        """Look for agents of this machine: a pod that kills its agent later is known by then."""
+        loop, agents = asyncio.get_running_loop(), self._settings.accounts.agents
+        while True:
+            await loop.run_in_executor(self._pool, agents.look)
+            await asyncio.sleep(AGENT_LOOK_EVERY_S)
 
     def _renew_book(self) -> None:
         self._renew_rights()

@@ -8,9 +8,9 @@ on this machine, with the bindings of that user and of its Unix groups.
 
 A pod that connects to the socket is, to the kernel, the account of its agent. So **accounts under
 which agents of this machine run pods** are refused. Each agent listens on an abstract unix socket
-for as long as it runs (`batchq.worker.host.accounts`), and a process that connects to it learns
-from the kernel which account listens. No one can announce another account than its own: a record in
-the Redis server, which a node's credentials could write, would let any node shut out any account.
+for as long as it runs (`batchq.worker.host.accounts`), and the kernel says which accounts listen on
+such sockets. No one can announce another account than its own: a record in the Redis server, which
+a node's credentials could write, would let any node shut out any account.
 An account that was seen is remembered for a day after its last agent, because a pod can outlive the
 agent that it has killed.
 
@@ -26,6 +26,7 @@ refused after `STALE_S`, because one of them may have been revoked.
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
@@ -33,9 +34,8 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from pathlib import Path
 from time import monotonic, time
 from typing import NamedTuple, TypeAlias
 
@@ -387,12 +387,16 @@ def _problem_of(record: TokenRecord) -> ApiProblem | None:
 
 _log = structlog.get_logger()
 
-#: The sockets of this machine, as every process may read them.
-_TABLE = Path("/proc/net/unix")
 #: Between two looks.
 AGENT_LOOK_EVERY_S = 2.0
 _KEPT_S = 24 * 60 * 60.0
-_CREDENTIALS = "3i"
+#: From the kernel's headers: linux/netlink.h, linux/sock_diag.h, linux/unix_diag.h.
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
+_NLM_F_REQUEST_DUMP, _NLMSG_ERROR, _NLMSG_DONE = 0x301, 2, 3
+_LISTENING = 1 << 10
+_SHOW_NAME_AND_UID, _NAME, _UID = 0x41, 0, 7
+_HEADER, _SOCKET_BYTES, _READ_BYTES = struct.Struct("=IHHII"), 16, 1 << 18
+_KERNEL_ANSWERS_WITHIN_S = 5.0
 
 
 class AgentAccounts:
@@ -405,62 +409,79 @@ class AgentAccounts:
         self._named = frozenset(named)
         self._prefix = prefix
         self._lock = threading.Lock()
-        #: The account behind each socket that was there at the last look.
-        self._uids: dict[str, int] = {}
         self._seen_at: dict[int, float] = {}
-        #: Whether it was logged that the sockets cannot be read.
-        self._is_blind = False
+        #: Why the kernel did not name the accounts at the last look; "" if it did.
+        self.trouble = ""
 
     def __contains__(self, uid: int) -> bool:
         return uid in self._named or uid in self._seen_at
 
     def look(self) -> None:
-        """Find the agents of this machine."""
+        """Find the agents of this machine. Accounts that were seen stay known if it fails."""
         if sys.platform != "linux":
             # The socket names no accounts on other systems, either.
             return
         with self._lock:
-            self._look()
-
-    def _look(self) -> None:
-        now, known = monotonic(), self._uids
-        found: dict[str, int] = {}
-        for name in self._names():
-            uid = known[name] if name in known else _account_behind(name)
-            if uid is not None:
-                found[name] = uid
-        self._uids = found
-        seen_at = {uid: at for uid, at in self._seen_at.items() if now - at < _KEPT_S}
-        # Another thread reads it meanwhile.
-        self._seen_at = seen_at | dict.fromkeys(found.values(), now)
-
-    def _names(self) -> Iterable[str]:
-        try:
-            table = _TABLE.read_text(errors="replace")
-        except OSError as error:
-            if not self._is_blind:
+            try:
+                found, trouble = _listening_accounts(f"\0{self._prefix}".encode()), ""
+            except OSError as error:
+                found, trouble = frozenset(), error.strerror or str(error)
+            if trouble and not self.trouble:
                 _log.warning(
                     "api.agents_not_seen",
-                    error=error.strerror,
+                    error=trouble,
                     remedy="name the accounts of agents with --agent-user",
                 )
-            self._is_blind = True
-            return ()
-        begin = f"@{self._prefix}"
-        names = (line.rpartition(" ")[2] for line in table.splitlines())
-        return {name[1:] for name in names if name.startswith(begin)}
+            self.trouble, now = trouble, monotonic()
+            seen_at = {uid: at for uid, at in self._seen_at.items() if now - at < _KEPT_S}
+            # Another thread reads it meanwhile.
+            self._seen_at = seen_at | dict.fromkeys(found, now)
 
 
-def _account_behind(name: str) -> int | None:
-    """Return the account that listens on an abstract socket; None if that is not known now."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.setblocking(False)
-        try:
-            asking.connect(f"\0{name}")
-        except OSError:
-            # It has ended, is no listening socket, or has many callers: the next look asks again.
-            return None
-        size = struct.calcsize(_CREDENTIALS)
-        stored = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    uid: int = struct.unpack(_CREDENTIALS, stored)[1]
-    return uid
+def _listening_accounts(prefix: bytes) -> frozenset[int]:
+    """Return the accounts that listen on unix sockets whose names begin with the prefix.
+
+    Only the kernel is asked: a process behind a socket could be kept too busy to answer. Raises
+    OSError if the kernel does not tell, as before Linux 5.3.
+    """
+    asked = struct.pack(
+        "=BBHIIIII", socket.AF_UNIX, 0, 0, _LISTENING, 0, _SHOW_NAME_AND_UID, 0xFFFFFFFF, 0xFFFFFFFF
+    )
+    head = _HEADER.pack(_HEADER.size + len(asked), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0)
+    found: set[int] = set()
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(_KERNEL_ANSWERS_WITHIN_S)
+        kernel.sendto(head + asked, (0, 0))
+        while True:
+            for kind, body in _messages_in(kernel.recv(_READ_BYTES)):
+                if kind == _NLMSG_DONE:
+                    return frozenset(found)
+                if kind == _NLMSG_ERROR:
+                    number = -struct.unpack_from("=i", body)[0]
+                    raise OSError(number, os.strerror(number))
+                attributes = dict(_attributes_in(body[_SOCKET_BYTES:]))
+                if not attributes.get(_NAME, b"").startswith(prefix):
+                    continue
+                if _UID not in attributes:
+                    raise OSError(errno.ENOTSUP, "the kernel does not name accounts of sockets")
+                found.add(struct.unpack("=I", attributes[_UID])[0])
+
+
+def _messages_in(read: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the type and the body of each message of the kernel."""
+    place = 0
+    while place + _HEADER.size <= len(read):
+        size, kind, *_ = _HEADER.unpack_from(read, place)
+        yield kind, read[place + _HEADER.size : place + size]
+        place += _aligned(size)
+
+
+def _attributes_in(body: bytes) -> Iterator[tuple[int, bytes]]:
+    while len(body) >= 4:
+        size, kind = struct.unpack_from("=HH", body)
+        yield kind, body[4:size]
+        body = body[_aligned(size) :]
+
+
+def _aligned(size: int) -> int:
+    return max(4, (size + 3) & ~3)

@@ -154,6 +154,13 @@ def _check_account(options: ServeOptions, agents: AgentAccounts) -> None:
     if options.is_one_account or not has_socket:
         return
     agents.look()
+    if agents.trouble and not options.agent_uids:
+        raise InvalidInput(
+            f"the kernel does not say which accounts run agents of this machine ({agents.trouble}),"
+            " so their pods could be operators on the socket",
+            hint="name these accounts with --agent-user; or say --one-account, if all that runs"
+            " under this account is one person's",
+        )
     if os.getuid() in agents:
         raise InvalidInput(
             f"account {account_name(os.getuid())} runs this API, and also an agent of this"

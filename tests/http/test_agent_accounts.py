@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from secrets import token_hex
 
 import pytest
@@ -30,7 +30,6 @@ import socket, sys
 listening = socket.socket(socket.AF_UNIX)
 listening.bind("\\0" + sys.argv[1])
 if sys.argv[2] == "listens":
-    # The APIs of other tests ask, too.
     listening.listen(128)
 print("ready", flush=True)
 sys.stdin.read()
@@ -129,9 +128,9 @@ def test_an_agent_announces_its_account_until_it_ends(
     assert os.getuid() not in accounts
 
 
-def test_an_agent_that_was_asked_often_is_found_again_once_it_has_hung_up(prefix: str) -> None:
+def test_an_agent_whose_socket_is_kept_busy_is_found_nevertheless(prefix: str) -> None:
     announcement = Announcement(is_wanted=True, prefix=prefix)
-    [name] = AgentAccounts(prefix=prefix)._names()
+    name = announcement.name
     callers = []
     while True:
         caller = socket.socket(socket.AF_UNIX)
@@ -141,21 +140,32 @@ def test_an_agent_that_was_asked_often_is_found_again_once_it_has_hung_up(prefix
             caller.connect(f"\0{name}")
         except BlockingIOError:
             break
-    late = AgentAccounts(prefix=prefix)
-    late.look()
-    assert os.getuid() not in late
-    announcement.answer()
-    announcement.answer()
-    late.look()
-    assert os.getuid() in late
+    accounts = AgentAccounts(prefix=prefix)
+    accounts.look()
+    assert os.getuid() in accounts
     for caller in callers:
         caller.close()
     announcement.close()
 
 
+def test_thousands_of_other_sockets_are_no_agents(prefix: str) -> None:
+    sockets = []
+    for number in range(500):
+        one = socket.socket(socket.AF_UNIX)
+        one.bind(f"\0{prefix}{number}")
+        sockets.append(one)
+    other = socket.socket(socket.AF_UNIX)
+    other.bind(f"\0other-{prefix}")
+    other.listen()
+    accounts = AgentAccounts(prefix=prefix)
+    accounts.look()
+    assert (os.getuid() in accounts, accounts.trouble) == (False, "")
+    for one in [*sockets, other]:
+        one.close()
+
+
 def test_an_agent_of_one_person_announces_nothing(prefix: str) -> None:
     announcement = Announcement(is_wanted=False, prefix=prefix)
-    announcement.answer()
     accounts = AgentAccounts(prefix=prefix)
     accounts.look()
     assert os.getuid() not in accounts
@@ -184,13 +194,32 @@ def test_looks_of_several_threads_agree(prefix: str) -> None:
     announcement.close()
 
 
-def test_an_api_that_may_not_read_the_sockets_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def silent(prefix: bytes) -> frozenset[int]:
+    """A kernel that does not name the accounts."""
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+def test_an_api_whose_kernel_is_silent_keeps_the_accounts_it_knows_and_says_so_once(
+    prefix: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(identities, "_TABLE", tmp_path / "missing")
-    accounts = AgentAccounts([7])
+    accounts = AgentAccounts([7], prefix=prefix)
+    announcement = Announcement(is_wanted=True, prefix=prefix)
+    accounts.look()
+    announcement.close()
+    monkeypatch.setattr(identities, "_listening_accounts", silent)
     accounts.look()
     accounts.look()
-    assert (7 in accounts, os.getuid() in accounts) == (True, False)
+    assert (7 in accounts, os.getuid() in accounts) == (True, True)
     told = "".join(capfd.readouterr())
     assert told.count("name the accounts of agents with --agent-user") == 1
+
+
+def test_an_api_does_not_start_on_a_socket_if_the_kernel_names_no_accounts(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identities, "_listening_accounts", silent)
+    words = ["--redis-url", server.url, "api", "--listen", f"unix:/tmp/bq-{token_hex(8)}"]
+    refused = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert refused.exit_code == 1
+    assert "the kernel does not say which accounts run agents" in refused.stderr
+    assert "--agent-user" in refused.stderr

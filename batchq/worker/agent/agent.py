@@ -305,7 +305,6 @@ class Agent:
                 self._settle_all: _SETTLE_MS,
                 self._reconcile: _RECONCILE_MS,
                 self._collect_orphans: _ORPHANS_MS,
-                self._announcement.answer: _ORPHANS_MS,
                 self._rq_heartbeat: HEARTBEAT_S * SECOND,
                 self._slots.clean: _RQ_CLEAN_MS,
                 self._prune_logs: HOUR,

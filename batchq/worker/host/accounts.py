@@ -5,8 +5,8 @@ Only an agent that was started as root, with `--run-as owner`, changes accounts.
 owner of a group only if the HTTP API has signed the group (`batchq.api.access`), because a user of
 the Redis server can write any owner.
 
-The agent listens on an abstract unix socket of a random name. Whoever connects learns the agent's
-account from the kernel, which no one can forge: see `batchq/http/identities.py`. Nothing is sent.
+The agent listens on an abstract unix socket of a random name, and answers no one. The kernel says
+which account listens there, which no one can forge: see `batchq/http/identities.py`.
 """
 
 from __future__ import annotations
@@ -222,21 +222,19 @@ def agents_account(name: str) -> Account:
     return account
 
 
-_BACKLOG = 128
-
-
 class Announcement:
     """A listening socket, from its creation on; owned by the agent's loop."""
 
     def __init__(self, *, is_wanted: bool, prefix: str = AGENT_SOCKET) -> None:
         self._socket: socket.socket | None = None
+        #: The name of the socket, without the zero at its start.
+        self.name = f"{prefix}{secrets.token_hex(16)}"
         if not is_wanted:
             return
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listening.setblocking(False)
-            listening.bind(f"\0{prefix}{secrets.token_hex(16)}")
-            listening.listen(_BACKLOG)
+            listening.bind(f"\0{self.name}")
+            listening.listen(0)
         except OSError as error:
             listening.close()
             log.warning(
@@ -247,16 +245,6 @@ class Announcement:
             )
             return
         self._socket = listening
-
-    def answer(self) -> None:
-        """Hang up on those who have asked, so that others can."""
-        if self._socket is None:
-            return
-        for _ in range(_BACKLOG):
-            try:
-                self._socket.accept()[0].close()
-            except OSError:
-                return
 
     def close(self) -> None:
         """Stop listening."""

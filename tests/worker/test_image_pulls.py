@@ -119,6 +119,64 @@ def test_a_pull_that_fails_says_so_and_is_tried_again(stage: Stage, podman: Fake
     assert len(podman.pulls()) == 2
 
 
+def test_pods_that_differ_in_their_own_variables_share_a_pull(
+    stage: Stage, podman: FakePodman
+) -> None:
+    stage.start_agent()
+    container = Container(image=IMAGE)
+    pods = [
+        pod
+        for rate in ("0.1", "0.01")
+        for pod in stage.bind("true", container=container, env={"LR": rate})
+    ]
+    for pod in pods:
+        await_message(stage, pod, lambda text: text == PULLING)
+    podman.answer("ok")
+    for pod in pods:
+        assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    assert len(podman.pulls()) == 1
+
+
+def test_a_pull_has_no_variables_of_its_pod_but_those_of_registries(
+    stage: Stage, podman: FakePodman
+) -> None:
+    stage.start_agent()
+    env = {"LD_AUDIT": "/tmp/evil.so", "PATH": "/tmp/evil", "HTTPS_PROXY": "http://proxy.example"}
+    stage.bind("true", container=Container(image=IMAGE), env=env)
+    until(lambda: len(podman.pulls()) == 1, within_s=WITHIN_S)
+    seen = Path(f"/proc/{podman.pulls()[0]}/environ").read_bytes().split(b"\0")
+    assert b"HTTPS_PROXY=http://proxy.example" in seen
+    assert not any(b"evil" in one for one in seen)
+
+
+def test_a_pull_that_writes_without_end_is_killed(stage: Stage, podman: FakePodman) -> None:
+    program = podman.folder / "podman"
+    program.write_text(
+        program.read_text().replace("    while [", "    exec cat /dev/zero\n    while [", 1)
+    )
+    stage.start_agent()
+    [pod] = bind(stage, "true")
+    await_message(stage, pod, lambda text: "1 of 3" in text)
+    assert not is_alive(podman.pulls()[0])
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "Error: pinging registry.example/unauthorized/tool:1: i/o timeout",
+        "Error: writing blob: open /var/tmp/blob: no such file or directory",
+    ],
+)
+def test_a_passing_trouble_with_words_of_a_final_one_is_tried_again(
+    stage: Stage, podman: FakePodman, trouble: str
+) -> None:
+    podman.answer(trouble)
+    stage.start_agent()
+    [pod] = bind(stage, "true")
+    await_message(stage, pod, lambda text: "1 of 3" in text)
+    assert stage.now(pod).status.phase == PodPhase.BOUND
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
 def test_the_end_of_an_agent_ends_its_pulls(
     stage: Stage, podman: FakePodman, sent: signal.Signals

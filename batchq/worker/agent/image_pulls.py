@@ -1,9 +1,11 @@
 """The processes that pull images, one for each image that waiting pods need.
 
 A runtime keeps the images that it pulls in a store or a cache of its account, so an image is pulled
-under the account of its pods, and with their variables. The agent's loop waits for no pull: it
-polls a descriptor of each process. The output goes to a file without a name, and its end says why a
-pull has failed.
+under the account of its pods. It is pulled outside of them, without their limits. So it has the
+agent's variables and only a few of theirs, none of which names a program, a library or a file: with
+`LD_PRELOAD`, a user's code would run there for as long as it likes. The agent's loop waits for no
+pull: it polls a descriptor of each process. The output goes to a file without a name, and its end
+says why a pull has failed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import IO, NamedTuple
 
 from batchq.api.containers import image_to_pull, runtime_of
 from batchq.api.node_report import PodAttempt
-from batchq.api.objects import Pod, PodGroup, PodTemplate
+from batchq.api.objects import Pod, PodGroup
 from batchq.api.printable import printable
 from batchq.store.redis import RedisStore
 from batchq.system import structlog
@@ -49,17 +51,32 @@ _APPTAINER = (
 )
 #: How long a pull that is stopped may take to leave nothing behind.
 _ENDS_WITHIN_MS = 5_000
+#: The variables of a pod that the pull of its image has, too.
+_OF_PODS = frozenset(
+    {
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+        *("APPTAINER_DOCKER_USERNAME", "APPTAINER_DOCKER_PASSWORD"),
+        *("SINGULARITY_DOCKER_USERNAME", "SINGULARITY_DOCKER_PASSWORD"),
+    }
+)
+#: A pull that writes more is killed.
+_MOST_OUTPUT_BYTES = 16 * 1024 * 1024
+#: Names of images, files and addresses in a message, which are no part of what it says.
+_PLACE = re.compile(r"\S*/\S*")
 #: What registries and runtimes answer when another pull would fail as well.
 _FINAL = re.compile(
     "invalid reference|must be lowercase|manifest unknown|manifest_unknown|name unknown"
     "|name_unknown|repository .*not found|unauthorized|authentication required|access .*denied"
-    "|did not resolve to an alias|no such file or directory",
+    "|did not resolve to an alias",
     re.IGNORECASE,
 )
 
 
 class _Image(NamedTuple):
-    """An image as an account with some variables gets it; `uid` None is the agent's own account."""
+    """An image as an account with some variables gets it; `uid` None is the agent's own account.
+
+    `variables` are those of `_OF_PODS`.
+    """
 
     runtime: str
     reference: str
@@ -136,9 +153,12 @@ class ImagePulls:
         return None
 
     def kill_overdue(self) -> None:
-        """Kill pulls that were told to stop, and have not."""
+        """Kill pulls that were told to stop, and have not, and those that fill the disk."""
         for pull in self._stopping:
             if monotonic_ms() >= pull.killed_at:
+                pull.send(signal.SIGKILL)
+        for pull in self._pulls.values():
+            if os.fstat(pull.output.fileno()).st_size > _MOST_OUTPUT_BYTES:
                 pull.send(signal.SIGKILL)
 
     def collect(self, descriptor: int) -> PullEnded:
@@ -161,7 +181,7 @@ class ImagePulls:
             if len(self._known_until) >= _MOST_KNOWN:
                 self._known_until.clear()
             self._known_until[image] = now_ms + _KNOWN_MS
-        is_final = _FINAL.search(trouble) is not None
+        is_final = _FINAL.search(_PLACE.sub(" ", trouble)) is not None
         return PullEnded(now_ms=now_ms, attempts=attempts, trouble=trouble, is_final=is_final)
 
     def close(self) -> None:
@@ -195,7 +215,8 @@ class ImagePulls:
         if program is None:
             # Its work-horse says so.
             return there
-        variables = tuple(sorted(template.env.items()))
+        own = ((name, value) for name, value in template.env.items() if name in _OF_PODS)
+        variables = tuple(sorted(own))
         image = _Image(runtime, reference, None if account is None else account.uid, variables)
         if self._known_until.get(image, 0) > there.now_ms:
             return there
@@ -203,7 +224,7 @@ class ImagePulls:
             script = _PODMAN if runtime == "podman" else _APPTAINER
             argv = ("/bin/sh", "-c", script, program, reference)
             try:
-                self._pulls[image] = self._started(argv, template, account)
+                self._pulls[image] = self._started(argv, dict(variables), account)
             except (OSError, ValueError, subprocess.SubprocessError) as trouble:
                 why = f"{runtime} could not be started: {trouble}"
                 return PullEnded(now_ms=there.now_ms, attempts=(attempt,), trouble=why)
@@ -212,7 +233,7 @@ class ImagePulls:
         return PullStarted(now_ms=there.now_ms, attempt=attempt)
 
     def _started(
-        self, argv: Sequence[str], template: PodTemplate, account: Account | None
+        self, argv: Sequence[str], variables: Mapping[str, str], account: Account | None
     ) -> _Pull:
         environment: Mapping[str, str] = base_environment(os.environ, secrets=self._secrets)
         if account is not None:
@@ -229,7 +250,7 @@ class ImagePulls:
             with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor
                 process = privileges.popen(
                     argv,
-                    {**environment, **template.env},
+                    {**environment, **variables},
                     "/",
                     (nothing.fileno(), output.fileno(), output.fileno()),
                     account=account,

@@ -274,7 +274,7 @@ def test_a_step_that_contradicts_the_queues_is_refused_and_the_world_goes_on() -
         ),
     ) == (
         (
-            "world.yaml, line 22: apply at 0s: Queue org: spec.guarantee.cpu: expected at least 2,"
+            "world.yaml, line 23: apply at 0s: Queue org: spec.guarantee.cpu: expected at least 2,"
             " what the queues below it are guaranteed (team 2), found 1"
         ),
         "world.yaml, line 43: delete at 2s: Queue org still has 1 queue below it: team",

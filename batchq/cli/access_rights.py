@@ -424,7 +424,7 @@ def token() -> None:
     type=click.IntRange(0, MOST_LINE_DAYS),
     default=USUAL_LINE_DAYS,
     show_default=True,
-    help="When the last token that it is rotated to ends at most, over the Redis server.",
+    help="When the last token that it is rotated to ends at most; above a year only over Redis.",
 )
 @click.option("--note", default="", help="What it is for.")
 @output_option("text", "json")
@@ -449,7 +449,8 @@ def create(
     api = shared.api() if home else None
     if api is not None:
         path = f"/v1/namespaces/{home}/service-accounts/{user.partition(':')[2]}/tokens"
-        request = {"note": note, "days": days, "verbs": verbs, "namespaces": namespaces}
+        request: dict[str, object] = {"note": note, "days": days, "rotateDays": rotate_days}
+        request |= {"verbs": verbs, "namespaces": namespaces}
         row = asked_of_api(api, "POST", path, request)
     else:
         scope = Scope(verbs=tuple(Verb(verb) for verb in verbs), namespaces=namespaces)

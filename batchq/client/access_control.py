@@ -84,6 +84,8 @@ __all__ = [
 ]  # fmt: skip
 
 USUAL_DAYS, MOST_DAYS = 90, 365
+#: Nodes that join by one token at once keep each other from it, one at a time.
+_MOST_JOINS_TRIED = 100
 #: How long a token may be rotated on: usually, and if it was made so.
 USUAL_LINE_DAYS, MOST_LINE_DAYS = USUAL_LINE_MS // DAY, 3650
 #: How long an invitation may be used.
@@ -459,35 +461,35 @@ class AccessControl:
         Raises Conflict if it was used with another password or by too many nodes, or revoked, or if
         it is for new nodes and this is none; StoreUnavailable.
         """
-        if record.password_of(node) == digest:
-            return
         used = Conflict(
             f"join token {record.id} has been used already, or was revoked",
             hint=f"make another one: `batchq nodes invite {node}`",
         )
-        if record.revoked_at is not None or record.password_of(node) is not UNSET:
-            raise used
-        if record.uses is not UNSET and not self._is_new(node):
-            raise Conflict(
-                f"join token {record.id} is for new nodes, and there is or was a node {node}",
-                hint=f"an operator lets this one join: `batchq nodes invite {node}`",
-            )
         now_ms = self._store.now_ms()
         audit = audit_of(
             actor, now_ms, "create", "nodes", f"user of node {node}",
             f"join token {record.id} of {record.made_by}",
         )  # fmt: skip
-        if record.uses is UNSET:
-            after = structs.replace(record, revoked_at=now_ms, joined_with=digest)
-        else:
-            joined = {**({} if record.joined is UNSET else record.joined), node: digest}
-            is_last = len(joined) >= record.uses
-            after = structs.replace(record, joined=joined, revoked_at=now_ms if is_last else None)
-        change = FieldChange(field=record.id, before=record, after=after)
-        try:
-            records.write_access(self._link, audit, [change], of_bindings=False)
-        except Conflict:
-            raise used from None
+        for _ in range(_MOST_JOINS_TRIED):
+            if record.password_of(node) == digest:
+                return
+            if record.revoked_at is not None or record.password_of(node) is not UNSET:
+                raise used
+            if record.uses is not UNSET and not self._is_new(node):
+                raise Conflict(
+                    f"join token {record.id} is for new nodes, and there is or was a node {node}",
+                    hint=f"an operator lets this one join: `batchq nodes invite {node}`",
+                )
+            after = record.with_node(node, digest, now_ms)
+            change = FieldChange(field=record.id, before=record, after=after)
+            try:
+                records.write_access(self._link, audit, [change], of_bindings=False)
+            except Conflict:
+                # Another node has joined by the token in the meantime, or it was revoked.
+                record = self.state().tokens.get(record.id, structs.replace(record, revoked_at=0))
+            else:
+                return
+        raise used
 
     def _is_new(self, node: str) -> bool:
         """Return whether there is no such node, and none has joined lately. Older ones have a user

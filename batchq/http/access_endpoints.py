@@ -38,6 +38,7 @@ from batchq.client.access_control import (
     USUAL_DAYS,
     USUAL_INVITATION_MS,
     USUAL_JOIN_MS,
+    USUAL_LINE_DAYS,
     TokenRecord,
     UserGroupRecord,
     account_row,
@@ -75,11 +76,12 @@ def show_me(call: ApiCall) -> ApiAnswer:
     )
 
 
-class TokenRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The body of a request for a token."""
 
     note: str = ""
     days: int = USUAL_DAYS
+    rotate_days: int = USUAL_LINE_DAYS
     verbs: tuple[Verb, ...] = ()
     namespaces: tuple[str, ...] = ()
 
@@ -119,10 +121,16 @@ def create_token(call: ApiCall) -> ApiAnswer:
 def _created(
     call: ApiCall, owner: str, wanted: TokenRequest, decision: AccessDecision
 ) -> ApiAnswer:
+    if wanted.rotate_days > USUAL_LINE_DAYS:
+        raise bad_request(
+            f"rotateDays: expected at most {USUAL_LINE_DAYS}, found {wanted.rotate_days}; only an"
+            " operator of the Redis server makes tokens that are rotated for longer"
+        )
     created = call.delegate.access.create_token(
         owner,
         call.actor,
         days=wanted.days,
+        rotate_days=wanted.rotate_days,
         scope=Scope(verbs=wanted.verbs, namespaces=wanted.namespaces),
         note=wanted.note,
         because=decision.because,

@@ -395,6 +395,11 @@ def own_certificate(path: Path, names: Sequence[str]) -> Path:
     """Return the file with the API's own certificate and its key, which only this user may read;
     make it for these host names and addresses if there is none. Raises InvalidInput.
     """
+    if path.is_symlink() and not path.exists():
+        raise InvalidInput(
+            f"{path} is a symbolic link to a file that does not exist",
+            hint="remove the link, to make a certificate there; or make the file that it names",
+        )
     if not path.exists():
         content = _made(names)
         try:
@@ -447,6 +452,11 @@ def _made(names: Sequence[str]) -> bytes:
         try:
             alternatives.append(x509.IPAddress(ip_address(one.strip("[]"))))
         except ValueError:
+            if not one.isascii():
+                raise InvalidInput(
+                    f"--name {one}: a certificate has names of ASCII letters only",
+                    hint="give the name as browsers send it, as in xn--exmple-cua.org",
+                ) from None
             alternatives.append(x509.DNSName(one))
     certificate = (
         x509.CertificateBuilder()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -51,7 +51,7 @@ class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
 
     An invitation is good for one thing: to be exchanged, once, for a token of its owner. A join
     token is for the agent of `node`, and is good for making the node's user of the server, once;
-    `joined_with` is the SHA-256 of that user's password.
+    `joined_with` is the SHA-256 of that user's password, "" once it was revoked.
     A revoked token is kept for a while, so that its user learns why it is refused.
     """
 
@@ -92,11 +92,20 @@ class TokenRecord(Struct, frozen=True, kw_only=True, rename="camel"):
             return self.joined_with
         return UNSET if self.joined is UNSET else self.joined.get(node, UNSET)
 
+    def with_node(self, node: str, digest: str, now_ms: int) -> TokenRecord:
+        """Return the join token as a node has used it, with the SHA-256 of its password."""
+        if self.uses is UNSET:
+            return structs.replace(self, revoked_at=now_ms, joined_with=digest)
+        joined = {**({} if self.joined is UNSET else self.joined), node: digest}
+        is_last = len(joined) >= self.uses
+        return structs.replace(self, joined=joined, revoked_at=now_ms if is_last else None)
+
     def without_node(self, node: str, now_ms: int) -> TokenRecord:
         """Return the join token as one that is of no use to a node any more."""
         if self.uses is UNSET:
             revoked_at = self.revoked_at or now_ms
-            return structs.replace(self, revoked_at=revoked_at, joined_with=UNSET)
+            used = UNSET if self.joined_with is UNSET else ""
+            return structs.replace(self, revoked_at=revoked_at, joined_with=used)
         assert self.joined is not UNSET
         return structs.replace(self, joined=self.joined | {node: ""})
 
@@ -175,7 +184,7 @@ class AccessState(Struct, frozen=True, kw_only=True):
     tokens: dict[str, TokenRecord] = {}
     bindings: dict[str, BindingRecord] = {}
     groups: dict[str, UserGroupRecord] = {}
-    memberships: dict[str, tuple[str, ...]] = {}
+    memberships: Mapping[str, Sequence[str]] = {}
 
     def ended_first(self, owner: str, kept: int, now_ms: int) -> list[TokenRecord]:
         """Return the tokens of a user that ended first, without the last `kept` ones."""
@@ -288,10 +297,10 @@ def read_access(link: Link) -> AccessState:
         for subject, group in _decoded(groups, UserGroupRecord).items()
         if (name := local_group(subject)) is not None and name == group.name
     }
-    memberships: dict[str, tuple[str, ...]] = {}
+    memberships: dict[str, list[str]] = {}
     for name in sorted(found):
         for user in found[name].members:
-            memberships[user] = (*memberships.get(user, ()), name)
+            memberships.setdefault(user, []).append(name)
     return AccessState(
         revision=revision,
         tokens=_decoded(tokens, TokenRecord),

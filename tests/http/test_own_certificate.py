@@ -322,3 +322,16 @@ def test_two_kinds_of_certificates_exclude_each_other(tmp_path: Path) -> None:
     words = ("--self-signed", "--tls-cert", str(tmp_path / "server.crt"))
     refused = run("api", "--listen", "127.0.0.1:0", *words)
     assert "--self-signed and --tls-cert exclude each other" in refused.err
+
+
+def test_a_name_that_no_certificate_can_have_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"--name hpc.exämple: a certificate has names of ASCII"):
+        own_certificate(tmp_path / "api.pem", ["hpc.exämple"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_that_leads_nowhere_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    link = tmp_path / "api.pem"
+    link.symlink_to(tmp_path / "missing.pem")
+    with pytest.raises(InvalidInput, match="is a symbolic link to a file that does not exist"):
+        own_certificate(link, ["localhost"])

@@ -133,6 +133,16 @@ def test_the_scope_of_the_admins_token_bounds_the_tokens_that_it_makes(lab: Lab)
     assert with_scope(Scope(namespaces=("cv",)))("POST", TOKENS, {}).status == 403
 
 
+def test_an_admin_says_how_long_a_token_is_rotated_and_not_for_more_than_a_year(lab: Lab) -> None:
+    made = lab.ada("POST", TOKENS, {"days": 7, "rotateDays": 7}).data
+    assert made["rotatedUntil"] == made["expiresAt"]
+    refused = lab.ada("POST", TOKENS, {"rotateDays": 366})
+    assert (refused.status, "rotateDays: expected at most 365, found 366" in str(refused.data)) == (
+        400,
+        True,
+    )
+
+
 def test_an_account_makes_no_tokens_even_as_an_admin(lab: Lab) -> None:
     """Otherwise another account would outlast the revocation of a stolen token."""
     lab.ada("POST", "/v1/bindings", SUBMITTER | {"role": "admin"})

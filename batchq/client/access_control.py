@@ -536,7 +536,8 @@ class AccessControl:
         if name is not None:
             # It must exist still when the role is given: a later group of this name would have it.
             group = known_group(state, name)
-            changes.append(FieldChange(field=binding.subject, before=group, after=group))
+            after = structs.replace(group, roles_given=group.roles_given + 1)
+            changes.append(FieldChange(field=binding.subject, before=group, after=after))
         audit = audit_of(actor, now_ms, "create", "bindings", str(binding), because)
         records.write_access(self._link, audit, changes, of_bindings=True)
         return True

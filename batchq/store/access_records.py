@@ -142,6 +142,8 @@ class UserGroupRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     members: tuple[str, ...]
     made_by: str
     made_at: int
+    #: How many roles it was given: a deletion that knows fewer would leave one of them.
+    roles_given: int = 0
 
 
 class AuditRecord(Struct, frozen=True, kw_only=True, rename="camel"):

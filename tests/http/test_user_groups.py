@@ -205,6 +205,20 @@ def test_a_group_is_deleted_while_it_is_given_a_role(lab: Lab) -> None:
         assert lab.delegate.access.state().bindings.keys().isdisjoint({binding.key})
 
 
+def test_a_group_that_was_given_a_role_since_it_was_looked_up_is_not_deleted(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.delegate.groups.create("ml", [], ROOT)
+    former = lab.delegate.access.state()
+    lab.delegate.access.grant(parse_binding("group:local:ml", "submitter", "ml"), ROOT)
+    with monkeypatch.context() as patched:
+        patched.setattr(user_groups.records, "read_access", lambda link: former)
+        with pytest.raises(Conflict):
+            lab.delegate.groups.delete("ml", ROOT)
+    assert lab.delegate.groups.delete("ml", ROOT)["roles"] != []
+    assert "group:local:ml submitter ml" not in lab.delegate.access.state().bindings
+
+
 @pytest.mark.parametrize("source", ["unix:ml", "oidc:ml", "oidc:local:ml", "ml"])
 def test_no_other_source_names_a_local_group(lab: Lab, source: str) -> None:
     lab.group()

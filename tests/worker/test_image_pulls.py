@@ -271,7 +271,9 @@ def real(tmp_path: Path) -> Path:
 
 
 @needs_podman
-def test_a_real_podman_pulls_the_image_of_a_pod(stage: Stage, real: Path, tmp_path: Path) -> None:
+def test_a_real_podman_pulls_the_image_of_a_pod(
+    stage: Stage, real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "hello").write_text("hello")
     with tarfile.open(tmp_path / "root.tar", "w") as archive:
         archive.add(tmp_path / "hello", "hello")
@@ -279,10 +281,9 @@ def test_a_real_podman_pulls_the_image_of_a_pod(stage: Stage, real: Path, tmp_pa
     image = f"oci-archive:{tmp_path}/tiny.tar"
     run_podman(real, "push", "--quiet", "localhost/tiny:1", image)
     run_podman(real, "rmi", "--all", "--force")
+    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(real / "storage.conf"))
     stage.start_agent()
-    variables = {"CONTAINERS_STORAGE_CONF": str(real / "storage.conf")}
-    container = Container(image=image, runtime="podman")
-    [pod] = stage.bind("/hello", container=container, env=variables)
+    [pod] = stage.bind("/hello", container=Container(image=image, runtime="podman"))
     # Whether the container runs depends on the rights of this machine.
     assert stage.ended(pod).status.started_at is not None
     assert run_podman(real, "images", "--quiet", "--no-trunc") == made

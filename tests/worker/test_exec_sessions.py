@@ -153,6 +153,18 @@ def test_an_agent_remembers_a_bounded_number_of_requests(
     assert node.horse.started == ["id"] * 3
 
 
+def test_a_request_of_the_millisecond_in_which_the_next_agent_starts_is_not_served_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = node.store.now_ms()
+    monkeypatch.setattr(node.store, "now_ms", lambda: now_ms)
+    signed = signed_request(KEY, a_request(node, 0))
+    node.take(signed)
+    node.restart(ACCOUNTS)
+    node.take(signed)
+    assert node.horse.started == ["id"]
+
+
 def test_a_signed_request_is_not_valid_for_the_next_agent_or_later(node: Node) -> None:
     before = signed_request(KEY, a_request(node, 0))
     node.take(before)

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from time import monotonic
+from time import monotonic, sleep
 
 import msgspec
 from msgspec import Struct, structs
@@ -474,7 +474,10 @@ class ExecSessions:
         """Take requests from now on, or continue to. Raise StoreUnavailable."""
         try:
             newest = open_requests(self._link, self._node)
-            self._since = self._since or self._store.now_ms()
+            if not self._since:
+                # The former agent may have served a request of this millisecond.
+                self._since = self._store.now_ms() + 1
+                sleep(0.002)
         except StoreUnavailable as trouble:
             if not is_forbidden(trouble):
                 raise

@@ -426,6 +426,8 @@ class AgentAccounts:
                 found, trouble = _listening_accounts(f"\0{self._prefix}".encode()), ""
             except OSError as error:
                 found, trouble = frozenset(), error.strerror or str(error)
+            except struct.error as error:
+                found, trouble = frozenset(), f"the kernel's answer is malformed: {error}"
             if trouble and not self.trouble:
                 _log.warning(
                     "api.agents_not_seen",
@@ -441,30 +443,45 @@ class AgentAccounts:
 def _listening_accounts(prefix: bytes) -> frozenset[int]:
     """Return the accounts that listen on unix sockets whose names begin with the prefix.
 
-    Only the kernel is asked: a process behind a socket could be kept too busy to answer. Raises
-    OSError if the kernel does not tell, as before Linux 5.3.
+    Only the kernel is asked: a process behind a socket could be kept too busy to answer. It has to
+    name the account of a socket of our own, too. Raises OSError if it does not, as before Linux
+    5.3, or if it takes too long.
     """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as own:
+        # The kernel chooses the name.
+        own.bind("")
+        own.listen(0)
+        accounts = _accounts_of_listening((prefix, own.getsockname()))
+    if os.geteuid() not in accounts[1]:
+        raise OSError(errno.ENOTSUP, "the kernel does not name the accounts of sockets")
+    return accounts[0]
+
+
+def _accounts_of_listening(prefixes: tuple[bytes, bytes]) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the accounts that listen on sockets whose names begin with each prefix."""
     asked = struct.pack(
         "=BBHIIIII", socket.AF_UNIX, 0, 0, _LISTENING, 0, _SHOW_NAME_AND_UID, 0xFFFFFFFF, 0xFFFFFFFF
     )
     head = _HEADER.pack(_HEADER.size + len(asked), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0)
-    found: set[int] = set()
+    found: tuple[set[int], set[int]] = (set(), set())
+    give_up_at = monotonic() + _KERNEL_ANSWERS_WITHIN_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(_KERNEL_ANSWERS_WITHIN_S)
         kernel.sendto(head + asked, (0, 0))
-        while True:
+        while monotonic() < give_up_at:
             for kind, body in _messages_in(kernel.recv(_READ_BYTES)):
                 if kind == _NLMSG_DONE:
-                    return frozenset(found)
+                    return frozenset(found[0]), frozenset(found[1])
                 if kind == _NLMSG_ERROR:
                     number = -struct.unpack_from("=i", body)[0]
                     raise OSError(number, os.strerror(number))
                 attributes = dict(_attributes_in(body[_SOCKET_BYTES:]))
-                if not attributes.get(_NAME, b"").startswith(prefix):
-                    continue
-                if _UID not in attributes:
-                    raise OSError(errno.ENOTSUP, "the kernel does not name accounts of sockets")
-                found.add(struct.unpack("=I", attributes[_UID])[0])
+                for prefix, accounts in zip(prefixes, found, strict=True):
+                    if attributes.get(_NAME, b"").startswith(prefix):
+                        if _UID not in attributes:
+                            raise OSError(errno.ENOTSUP, "the kernel names no accounts of sockets")
+                        accounts.add(struct.unpack("=I", attributes[_UID])[0])
+    raise TimeoutError(errno.ETIMEDOUT, "the kernel has not named all sockets in time")
 
 
 def _messages_in(read: bytes) -> Iterator[tuple[int, bytes]]:

@@ -208,6 +208,9 @@ def test_an_admin_gives_roles_and_tokens_to_service_accounts_over_the_api(
 def check_accounts_over_the_api() -> None:
     subject = ("serviceaccount:ml:ci", "submitter", "-n", "ml")
     assert run("access", "grant", *subject).out == f"{subject[0]} is submitter in namespace ml\n"
+    short = run("token", "create", "ml:ci", "--days", "7", "--rotate-days", "7", "-o", "json")
+    row = json.loads(short.out)
+    assert row["rotatedUntil"] == row["expiresAt"]
     made = run("token", "create", "ml:ci", "--days", "7")
     parts = parse_token(made.out.strip())
     assert parts is not None
@@ -223,4 +226,4 @@ def check_accounts_over_the_api() -> None:
     )
     assert run("access", "revoke", *subject).code == 0
     deleted = run("access", "delete-account", "ml:ci")
-    assert deleted.out == "service account ml:ci deleted, which had 1 token and 0 roles\n"
+    assert deleted.out == "service account ml:ci deleted, which had 2 tokens and 0 roles\n"

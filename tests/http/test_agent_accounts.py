@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -223,3 +224,30 @@ def test_an_api_does_not_start_on_a_socket_if_the_kernel_names_no_accounts(
     assert refused.exit_code == 1
     assert "the kernel does not say which accounts run agents" in refused.stderr
     assert "--agent-user" in refused.stderr
+
+
+def test_a_kernel_that_names_no_accounts_is_noticed_before_any_agent_listens(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Linux 5.3, it leaves the account out of its answer."""
+    monkeypatch.setattr(identities, "_UID", 99)
+    accounts = AgentAccounts(prefix=prefix)
+    accounts.look()
+    assert "names no accounts" in accounts.trouble
+
+
+def test_a_malformed_answer_of_the_kernel_does_not_end_the_looks(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts = AgentAccounts(prefix=prefix)
+    with monkeypatch.context() as patched:
+        patched.setattr(identities, "_accounts_of_listening", torn)
+        accounts.look()
+        assert "malformed" in accounts.trouble
+    accounts.look()
+    assert accounts.trouble == ""
+
+
+def torn(prefixes: object) -> None:
+    """Read an answer that ends early."""
+    struct.unpack("=I", b"1")

@@ -33,12 +33,13 @@ from batchq.api.printable import printable
 from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
+from batchq.client.audit import USER, Actor, audit_of, described
 from batchq.client.connection import connect, user_of
 from batchq.client.group_signatures import signed
 from batchq.client.join_patterns import MOST_USES, check_pattern
 from batchq.client.pod_commands import SessionPlace, frames_of
 from batchq.client.requests import RecentQueues
-from batchq.client.user_groups import USER, Actor, UserGroups, audit_of, described, known_group
+from batchq.client.user_groups import UserGroups, known_group
 from batchq.client.watch import Watch, wait_state
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected, UnreadableRecord
 from batchq.store import access_records as records

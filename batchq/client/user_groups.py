@@ -1,92 +1,26 @@
-"""Local groups: groups of users that operators make, for roles of the HTTP API. Actors: who changes
-something through the API or the commands for it, for the audit trail.
+"""Local groups: groups of users that operators make, for roles of the HTTP API.
 
-Local groups are named `local:NAME`, as those of the system are `unix:NAME` and those of an identity
+They are named `local:NAME`, as those of the system are `unix:NAME` and those of an identity
 provider `oidc:NAME`: no source of groups can name one of another. A user is a member by its name,
 whichever way it comes.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET, Struct, structs
+from msgspec import structs
 
-from batchq.api.access import OF_LOCAL, Via, local_subject
+from batchq.api.access import OF_LOCAL, local_subject
 from batchq.api.notation import counted, format_instant, label_problem
-from batchq.api.transaction import Transaction
-from batchq.client.pod_commands import COMMAND_STARTED
+from batchq.client.audit import USER, Actor, audit_of
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
 from batchq.store import access_records as records
-from batchq.store.access_records import AccessState, AuditRecord, FieldChange, UserGroupRecord
+from batchq.store.access_records import AccessState, FieldChange, UserGroupRecord
 
 if TYPE_CHECKING:
-    from typing import Literal
-
     from batchq.store.redis import RedisStore
-
-#: What rights, and so the audit trail, call the kinds of objects.
-_KINDS = {"PodGroup": "groups", "Queue": "queues", "Node": "nodes", "ResourceQuota": "quotas"}
-#: Objects of one request that its audit record names.
-_MOST_AUDITED = 10
-
-#: The name of a user.
-USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
-
-
-class Actor(Struct, frozen=True, kw_only=True):
-    """The user who changes something, for the audit trail, and why it is allowed."""
-
-    user: str
-    via: Via | Literal["redis"]
-    token: str = ""
-    address: str = ""
-    #: The user who acts in the name of `user`, if it is another one, and why.
-    by: str = ""
-    reason: str = ""
-
-
-def audit_of(
-    actor: Actor, now_ms: int, verb: str, kind: str, name: str, because: str
-) -> AuditRecord:
-    """Return the audit record of something that an actor has done."""
-    return AuditRecord(
-        at=now_ms,
-        user=actor.user,
-        via=actor.via,
-        token=actor.token,
-        address=actor.address,
-        verb=verb,
-        kind=kind,
-        name=name,
-        outcome="done",
-        because=because,
-        by=actor.by or UNSET,
-        reason=actor.reason or UNSET,
-    )
-
-
-def described(transaction: Transaction) -> tuple[str, str, str]:
-    """Return what a transaction does, and the kinds and names of its objects, in words."""
-    written = [write for write in transaction.writes if not write.is_condition]
-    # Pods follow from what is done to their group.
-    writes = [write for write in written if write.kind != "Pod"] or written
-    verbs = {
-        "delete" if write.value is None else "create" if write.expect == 0 else "update"
-        for write in writes
-    }
-    reasons = {event.reason for event in transaction.events}
-    if COMMAND_STARTED in reasons:
-        return "exec", "groups", transaction.subject
-    cancels = "Cancelled" in reasons
-    verb = "cancel" if cancels else verbs.pop() if len(verbs) == 1 else "change"
-    kinds = sorted({_KINDS.get(write.kind, write.kind) for write in writes})
-    names = [write.key for write in writes]
-    more = f" and {len(names) - _MOST_AUDITED} more" if len(names) > _MOST_AUDITED else ""
-    return verb, ", ".join(kinds), f"{', '.join(names[:_MOST_AUDITED])}{more}"
-
 
 MOST_GROUPS, MOST_MEMBERS = 1_000, 1_000
 #: Members that an audit record names.
@@ -95,15 +29,13 @@ _MOST_NAMED = 10
 
 def group_row(record: UserGroupRecord, state: AccessState) -> dict[str, object]:
     """Return a local group for programs, with its roles."""
-    subject = local_subject(record.name)
     return {
         "name": record.name,
-        "subject": subject,
+        "subject": local_subject(record.name),
         "members": list(record.members),
         "roles": [
             {"role": str(one.binding.role), "namespace": one.binding.namespace}
-            for _, one in sorted(state.bindings.items())
-            if one.binding.subject == subject
+            for one in _roles_of(state, record.name)
         ],
         "madeBy": record.made_by,
         "madeAt": format_instant(record.made_at),

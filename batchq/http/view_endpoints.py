@@ -16,10 +16,13 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct, structs
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from batchq.api.access import Target, TargetKind, Tier, Verb, seen
 from batchq.api.lifecycle import TERMINAL
@@ -437,15 +440,8 @@ def group_results(call: ApiCall) -> ApiAnswer:
     return ApiAnswer(document={pod: json.dumps(value) for pod, value in found.items()})
 
 
-#: The names and the help texts, as the scheduler has them.
-_HELP = {
-    "batchq_groups": "Groups that have not ended, by phase.",
-    "batchq_waiting_groups": "Groups that wait, by their most fundamental reason.",
-    "batchq_queue_resource": "What a queue with all queues below it may use, uses and asks for.",
-    "batchq_queue_share": "The queue's use divided by its deserved share.",
-    "batchq_nodes": "Nodes, by whether they take pods.",
-}
-_Samples = Iterator[tuple[Mapping[str, str], float]]
+#: The values of a metric: those of its labels, in order, and the number.
+_Samples: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 
 
 def show_metrics(call: ApiCall) -> ApiAnswer:
@@ -456,40 +452,74 @@ def show_metrics(call: ApiCall) -> ApiAnswer:
         view for view in overview.groups() if view.phase not in TERMINAL and _is_seen(call, view)
     ]
     queues = overview.queues()
-    families: Mapping[str, _Samples] = {
-        "batchq_groups": _by_phase(groups),
-        "batchq_waiting_groups": _by_reason(groups),
-        "batchq_queue_resource": _resources(queues),
-        "batchq_queue_share": (({"queue": one.name}, float(one.share)) for one in queues),
-        "batchq_nodes": _by_state(call.client.nodes()),
-    }
-    lines = []
-    for name, samples in families.items():
-        lines += [f"# HELP {name} {_HELP[name]}", f"# TYPE {name} gauge"]
-        lines += [_line(name, labels, value) for labels, value in samples]
-    return ApiAnswer(document="\n".join(lines))
+    families: list[Metric] = [
+        _gauge(
+            "batchq_groups",
+            "Groups that have not ended, by phase.",
+            ("queue", "phase"),
+            _counted((one.queue, str(one.phase)) for one in groups),
+        ),
+        _gauge(
+            "batchq_waiting_groups",
+            "Groups that wait, by their most fundamental reason.",
+            ("queue", "phase", "reason"),
+            _counted(_reasons(groups)),
+        ),
+        _gauge(
+            "batchq_queue_resource",
+            "What a queue with all queues below it may use, uses and asks for.",
+            ("queue", "resource", "kind"),
+            _resources(queues),
+        ),
+        _gauge(
+            "batchq_queue_share",
+            "The queue's use divided by its deserved share.",
+            ("queue",),
+            (((one.name,), float(one.share)) for one in queues),
+        ),
+        _gauge(
+            "batchq_nodes",
+            "Nodes, by whether they take pods.",
+            ("state",),
+            _by_state(call.client.nodes()),
+        ),
+    ]
+    registry = CollectorRegistry()
+    registry.register(_Families(families))
+    return ApiAnswer(document=generate_latest(registry).decode())
+
+
+class _Families(Collector):
+    """Metrics with their values, for a registry."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], samples: _Samples) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, number in samples:
+        family.add_metric(values, number)
+    return family
 
 
 def _is_seen(call: ApiCall, view: GroupView) -> bool:
     return call.tier_at(view.key.partition("/")[0], view.owner) is not None
 
 
-def _by_phase(groups: Iterable[GroupView]) -> _Samples:
-    counts = Counter((one.queue, str(one.phase)) for one in groups)
-    for queue, phase in sorted(counts):
-        yield {"queue": queue, "phase": phase}, counts[queue, phase]
+def _counted(labels: Iterable[tuple[str, ...]]) -> _Samples:
+    return sorted(Counter(labels).items())
 
 
-def _by_reason(groups: Iterable[GroupView]) -> _Samples:
-    counts: Counter[tuple[str, str, str]] = Counter()
+def _reasons(groups: Iterable[GroupView]) -> Iterator[tuple[str, ...]]:
     for one in groups:
         if one.blockers:
-            counts[one.queue, str(one.phase), str(one.blockers[0].reason)] += 1
+            yield one.queue, str(one.phase), str(one.blockers[0].reason)
         elif one.phase == "Pending":
-            counts[one.queue, str(one.phase), str(Waiting.PENDING_EVALUATION)] += 1
-    for queue, phase, reason in sorted(counts):
-        labels = {"queue": queue, "phase": phase, "reason": reason}
-        yield labels, counts[queue, phase, reason]
+            yield one.queue, str(one.phase), str(Waiting.PENDING_EVALUATION)
 
 
 def _resources(queues: Sequence[QueueView]) -> _Samples:
@@ -510,8 +540,8 @@ def _resources(queues: Sequence[QueueView]) -> _Samples:
         }
         for kind, amounts in {**stated, **held}.items():
             for resource in known if kind in held else sorted({*amounts} - {POD_GROUPS}):
-                labels = {"queue": queue.name, "resource": resource, "kind": kind}
-                yield labels, amounts.get(resource, 0) / units_per_whole(resource)
+                whole = amounts.get(resource, 0) / units_per_whole(resource)
+                yield (queue.name, resource, kind), whole
 
 
 def _by_state(nodes: Iterable[Node]) -> _Samples:
@@ -519,15 +549,4 @@ def _by_state(nodes: Iterable[Node]) -> _Samples:
     for node in nodes:
         is_open = not node.spec.unschedulable
         found["silent" if not node.status.ready else "ready" if is_open else "cordoned"] += 1
-    for state, count in found.items():
-        yield {"state": state}, count
-
-
-def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    written = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-    number = "+Inf" if value == float("inf") else f"{value:.15g}"
-    return f"{name}{{{written}}} {number}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return [((state,), count) for state, count in found.items()]

@@ -9,7 +9,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from batchq.api.access import Visibility, parse_binding
 from batchq.client.access_control import Actor, Delegate
-from batchq.http.view_endpoints import _line
 from tests.client.stage import Stage
 from tests.harness.server import Server
 from tests.http.api_process import Caller, RunningApi
@@ -114,10 +113,3 @@ def test_no_metric_names_a_group_or_a_user(users: Users) -> None:
     text = users.caller("olga", ("operator", "*"))("GET", PATH).body.decode()
     for name in ("mine", "alice", "bob", "large"):
         assert name not in text
-
-
-def test_labels_are_escaped() -> None:
-    line = _line("x", {"queue": 'a"b\\c\nd'}, float("inf"))
-    assert line == 'x{queue="a\\"b\\\\c\\nd"} +Inf'
-    [family] = text_string_to_metric_families(f"# TYPE x gauge\n{line}\n")
-    assert family.samples[0].labels == {"queue": 'a"b\\c\nd'}

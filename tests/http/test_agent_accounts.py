@@ -195,14 +195,26 @@ def test_looks_of_several_threads_agree(prefix: str) -> None:
     announcement.close()
 
 
+class WarningsOnly:
+    """A log that keeps what each warning says to do."""
+
+    def __init__(self) -> None:
+        self.remedies: list[str] = []
+
+    def warning(self, event: str, *, remedy: str, **_: object) -> None:
+        self.remedies.append(remedy)
+
+
 def silent(prefix: bytes) -> frozenset[int]:
     """A kernel that does not name the accounts."""
     raise PermissionError(errno.EPERM, "Operation not permitted")
 
 
 def test_an_api_whose_kernel_is_silent_keeps_the_accounts_it_knows_and_says_so_once(
-    prefix: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    log = WarningsOnly()
+    monkeypatch.setattr(identities, "_log", log)
     accounts = AgentAccounts([7], prefix=prefix)
     announcement = Announcement(is_wanted=True, prefix=prefix)
     accounts.look()
@@ -211,8 +223,7 @@ def test_an_api_whose_kernel_is_silent_keeps_the_accounts_it_knows_and_says_so_o
     accounts.look()
     accounts.look()
     assert (7 in accounts, os.getuid() in accounts) == (True, True)
-    told = "".join(capfd.readouterr())
-    assert told.count("name the accounts of agents with --agent-user") == 1
+    assert log.remedies == ["name the accounts of agents with --agent-user"]
 
 
 def test_an_api_does_not_start_on_a_socket_if_the_kernel_names_no_accounts(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from batchq.daemon.observability import logs
 from batchq.errors import BatchqError
 from batchq.worker.agent import agent, wakeups
 from batchq.worker.agent.agent import Agent, AgentSettings
@@ -25,6 +26,8 @@ _NEVER_MS = 10**9
 
 
 def main() -> int:
+    # As `batchq worker` does: each line is one write, and the lines of work-horses do not mix.
+    logs.configure()
     if "A_TEST_AGENT_IS_RUNG" in os.environ:
         wakeups.LOOK_MS = _NEVER_MS
         agent._PACES = Paces(check_first_ms=_NEVER_MS, check_max_ms=_NEVER_MS)

@@ -411,7 +411,8 @@ def _what(verb: Verb, target: Target, tier: Tier) -> str:
 def _missing(identity: Identity, rule: AccessRule, target: Target, what: str) -> str:
     permitting = rule.roles | rule.anywhere | rule.everywhere
     roles = [str(role) for role in AccessRole if role in permitting]
-    needed = f"one of the roles {', '.join(roles)}" if roles else "ownership"
+    several = "one of the roles" if len(roles) > 1 else "the role"
+    needed = f"{several} {', '.join(roles)}" if roles else "ownership"
     owners = " or, for its owner, a role there" if rule.of_owner and target.namespace else ""
     return f"{identity.title} may not {what}: it takes {needed}{owners}"
 

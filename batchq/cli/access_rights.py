@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 import click
-from msgspec import to_builtins
+from msgspec import convert, to_builtins
 
 from batchq.api.access import (
     EVERYWHERE,
     OF_LOCAL,
     OF_NAMESPACES,
+    AccessDecision,
     AccessRole,
     Binding,
     Identity,
@@ -33,8 +34,8 @@ from batchq.api.access import (
     parse_binding,
     title_of,
 )
-from batchq.api.notation import counted, format_instant, parse_duration
-from batchq.cli.output.forms import Columns, ListForm, Output, instant, show_list, tabled
+from batchq.api.notation import counted, parse_duration
+from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
 from batchq.cli.output.options import DURATION, Globals, examples, output_option, pass_globals
 from batchq.cli.output.terminal import echo
 from batchq.client.access_control import (
@@ -43,19 +44,17 @@ from batchq.client.access_control import (
     USUAL_DAYS,
     USUAL_LINE_DAYS,
     Actor,
-    AuditEntry,
-    AuditRecord,
-    BindingRecord,
     Delegate,
-    TokenRecord,
+    service_accounts,
+)
+from batchq.client.access_rows import (
     account_row,
     audit_row,
     binding_row,
-    service_accounts,
+    listed_token_row,
     token_row,
 )
-from batchq.errors import InvalidInput, StoreUnavailable, UsageError
-from batchq.paths import URL_FILE_VARIABLE
+from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:
     from batchq.api_session import ApiCredentials
@@ -64,9 +63,7 @@ _ROLES = click.Choice([str(role) for role in AccessRole])
 _VISIBILITY = click.option(
     "--visibility",
     type=click.Choice([str(one) for one in Visibility]),
-    default=str(Visibility.OPEN),
-    show_default=True,
-    help="As given to `batchq api`.",
+    help="As given to `batchq api`.  [default: open; over the API, its own]",
 )
 _SUBJECT = click.argument("subject", metavar="user:NAME|group:NAME|serviceaccount:NAMESPACE:NAME")
 _NAMESPACE = click.option(
@@ -75,21 +72,8 @@ _NAMESPACE = click.option(
 
 
 def delegate_of(shared: Globals) -> Delegate:
-    """Return a connection to the Redis server itself, which these commands need."""
-    try:
-        return Delegate(shared.redis_url)
-    except StoreUnavailable as error:
-        api = None if shared.redis_url or os.environ.get(URL_FILE_VARIABLE) else shared.api()
-        if api is None:
-            raise
-        _, _, command = click.get_current_context().command_path.partition(" ")
-        raise StoreUnavailable(
-            f"this command uses the Redis server itself, not the API at {api.server}; and"
-            f" {error.message}",
-            hint=f"name the server with {URL_FILE_VARIABLE} or --redis-url, as in"
-            f" `{URL_FILE_VARIABLE}=/etc/batchq/api.url batchq {command}`",
-            lasts=error.lasts,
-        ) from None
+    """Return a connection to the Redis server itself, where no API is chosen."""
+    return Delegate(shared.redis_url)
 
 
 @click.group(
@@ -106,8 +90,8 @@ def access() -> None:
     cluster (operator, auditor). Service accounts, for programs such as CI, have roles in their own
     namespace. docs/http-api.md has the table of rights.
 
-    The commands use the Redis server itself, with a user of its role `api`. `grant`, `revoke`,
-    `group`, `accounts` and `delete-account` use the API if you have logged in to it.
+    The commands use the API if BATCHQ_SERVER names one, or you have logged in to it. In an
+    emergency they use the Redis server itself, named by --redis-url, with a user of its role `api`.
     """
 
 
@@ -224,30 +208,33 @@ def asked_of_api(
 @output_option("table", "json")
 @pass_globals
 def list_bindings(shared: Globals, output: Output) -> None:
-    """List the roles that were given."""
-    with delegate_of(shared) as delegate:
-        state = delegate.access.state()
-    found = [record for _, record in sorted(state.bindings.items())]
-    columns: Columns[BindingRecord] = {
-        "SUBJECT": lambda one: one.binding.subject,
-        "ROLE": lambda one: str(one.binding.role),
-        "NAMESPACE": lambda one: one.binding.namespace,
-        "BY": lambda one: one.made_by,
-        "SINCE": lambda one: format_instant(one.made_at),
+    """List the roles that were given, as far as you may see them."""
+    if (api := shared.api()) is not None:
+        empty = "you see no role that has been given"
+        rows = asked_of_api(api, "GET", "/v1/bindings")["items"]
+    else:
+        empty = "no role has been given"
+        with delegate_of(shared) as delegate:
+            state = delegate.access.state()
+        rows = [binding_row(record) for _, record in sorted(state.bindings.items())]
+    columns: Columns[dict[str, Any]] = {
+        "SUBJECT": itemgetter("subject"),
+        "ROLE": itemgetter("role"),
+        "NAMESPACE": itemgetter("namespace"),
+        "BY": itemgetter("madeBy"),
+        "SINCE": itemgetter("madeAt"),
     }
-    form: ListForm[BindingRecord] = ListForm(
-        lambda some: tabled(some, columns),
-        "no role has been given",
-        row=binding_row,
+    form: ListForm[dict[str, Any]] = ListForm(
+        lambda some: tabled(some, columns), empty, row=lambda row: row
     )
-    show_list(output, found, form)
+    show_list(output, rows, form)
 
 
 @access.command(name="matrix", epilog=examples("batchq access matrix"))
 @_VISIBILITY
 @output_option("table", "json")
 @pass_globals
-def matrix_(shared: Globals, visibility: str, output: Output) -> None:
+def matrix_(shared: Globals, visibility: str | None, output: Output) -> None:
     """Print what each role permits; needs no server.
 
     all: in every namespace. yes: where the role is given. own: one's own groups or tokens there.
@@ -267,7 +254,7 @@ def matrix_(shared: Globals, visibility: str, output: Output) -> None:
             **{str(role): cell for role, cell in row.cells.items()},
         },
     )
-    show_list(output, matrix(Visibility(visibility)), form)
+    show_list(output, matrix(Visibility(visibility or Visibility.OPEN)), form)
 
 
 def _cell(role: AccessRole, row: MatrixRow) -> str:
@@ -310,21 +297,34 @@ def why(
     owner: str,
     tier: str,
     groups: tuple[str, ...],
-    visibility: str,
+    visibility: str | None,
     output: Output,
 ) -> int:
-    """Say whether USER may do something, and which role allows it or is missing (exit code 12)."""
-    with delegate_of(shared) as delegate:
-        state = delegate.access.state()
-    identity = Identity(user=user, via="token", groups=_of_doors(groups))
-    decision = decide(
-        in_local_groups(identity, state.memberships),
-        sorted(one.binding for one in state.bindings.values()),
-        Verb(verb),
-        Target(kind=TargetKind(kind), namespace=namespace, owner=owner),
-        tier=Tier(tier),
-        visibility=Visibility(visibility),
-    )
+    """Say whether USER may do something, and which role allows it or is missing (exit code 12).
+
+    Over the API, operators ask about all users, others about themselves.
+    """
+    doors = _of_doors(groups)
+    if (api := shared.api()) is not None:
+        if visibility is not None:
+            raise UsageError(
+                "--visibility: the API decides with its own", hint="leave the option out"
+            )
+        query = {"user": user, "verb": verb, "kind": kind, "namespace": namespace}
+        query |= {"owner": owner, "tier": tier, "groups": ",".join(doors)}
+        path = f"/v1/rights?{urlencode(query)}"
+        decision = convert(asked_of_api(api, "GET", path), AccessDecision)
+    else:
+        with delegate_of(shared) as delegate:
+            state = delegate.access.state()
+        decision = decide(
+            in_local_groups(Identity(user=user, via="token", groups=doors), state.memberships),
+            sorted(one.binding for one in state.bindings.values()),
+            Verb(verb),
+            Target(kind=TargetKind(kind), namespace=namespace, owner=owner),
+            tier=Tier(tier),
+            visibility=Visibility(visibility or Visibility.OPEN),
+        )
     text = f"{'yes' if decision.allowed else 'no'}: {decision.because}"
     output.page(decision, lambda: echo(text))
     return 0 if decision.allowed else 12
@@ -351,31 +351,26 @@ def audit(shared: Globals, most: int, output: Output) -> int:
     """Print the latest audit records, oldest first, and check their chain (exit code 1 if broken).
 
     Recorded are changes of tokens and roles, uses of rights over groups of others, and refused
-    requests.
+    requests. Over the API, these are the latest 1000 at most.
     """
-    with delegate_of(shared) as delegate:
-        entries = delegate.access.audit(most)
-    columns: Columns[AuditEntry] = {
-        "AT": lambda one: format_instant(one.record.at),
-        "USER": lambda one: _user_of(one.record),
-        "VIA": lambda one: one.record.via,
-        "OUTCOME": lambda one: f"{one.record.outcome}{'' if one.is_chained else ' (not chained)'}",
-        "WHAT": lambda one: f"{one.record.verb} {one.record.kind} {one.record.name}",
-        "BECAUSE": lambda one: _reasons_of(one.record),
+    if (api := shared.api()) is not None:
+        rows = asked_of_api(api, "GET", f"/v1/audit?limit={most}")["items"]
+    else:
+        with delegate_of(shared) as delegate:
+            rows = [audit_row(entry) for entry in delegate.access.audit(most)]
+    columns: Columns[dict[str, Any]] = {
+        "AT": itemgetter("at"),
+        "USER": lambda row: f"{row['user']} (by {row['by']})" if row.get("by") else row["user"],
+        "VIA": itemgetter("via"),
+        "OUTCOME": lambda row: f"{row['outcome']}{'' if row['isChained'] else ' (not chained)'}",
+        "WHAT": lambda row: f"{row['verb']} {row['kind']} {row['name']}",
+        "BECAUSE": lambda row: "; ".join(filter(None, (row["because"], row.get("reason")))),
     }
-    form: ListForm[AuditEntry] = ListForm(
-        lambda some: tabled(some, columns), "nothing has been recorded", row=audit_row
+    form: ListForm[dict[str, Any]] = ListForm(
+        lambda some: tabled(some, columns), "nothing has been recorded", row=lambda row: row
     )
-    show_list(output, entries, form)
-    return 0 if all(one.is_chained for one in entries) else 1
-
-
-def _user_of(record: AuditRecord) -> str:
-    return f"{record.user} (by {record.by})" if record.by else record.user
-
-
-def _reasons_of(record: AuditRecord) -> str:
-    return f"{record.because}; {record.reason}" if record.reason else record.because
+    show_list(output, rows, form)
+    return 0 if all(row["isChained"] for row in rows) else 1
 
 
 @click.group(
@@ -390,8 +385,8 @@ def _reasons_of(record: AuditRecord) -> str:
 def token() -> None:
     """Create, list, rotate and revoke tokens of the HTTP API.
 
-    The commands use the Redis server itself, so they need a user of its role `api`, or one with all
-    rights. Users who reach the API by its socket create their own tokens there: POST /v1/tokens.
+    The commands use the API if BATCHQ_SERVER names one, or you have logged in to it. In an
+    emergency they use the Redis server itself, named by --redis-url, with a user of its role `api`.
     """
 
 
@@ -441,14 +436,17 @@ def create(
 ) -> None:
     """Create a token for USER and print it, once.
 
-    USER is a user, or a service account NAMESPACE:NAME, whose tokens the namespace's admins create
-    over the API. The token permits what USER may do at each moment, narrowed by --verb and
-    --namespace. USER needs a role: see `batchq access grant`.
+    Over the API, USER is yourself, on its socket or by ssh, or a service account NAMESPACE:NAME, if
+    you are an admin of its namespace; others are invited: `batchq token invite`. The token permits
+    what USER may do at each moment, narrowed by --verb and --namespace. USER needs a role: see
+    `batchq access grant`.
     """
     home = check_account(user) if ":" in user else ""
-    api = shared.api() if home else None
-    if api is not None:
-        path = f"/v1/namespaces/{home}/service-accounts/{user.partition(':')[2]}/tokens"
+    if (api := shared.api()) is not None:
+        if home:
+            path = f"/v1/namespaces/{home}/service-accounts/{user.partition(':')[2]}/tokens"
+        else:
+            path = _own_tokens(api, user)
         request: dict[str, object] = {"note": note, "days": days, "rotateDays": rotate_days}
         request |= {"verbs": verbs, "namespaces": namespaces}
         row = asked_of_api(api, "POST", path, request)
@@ -467,6 +465,17 @@ def create(
             " again.",
             err=True,
         )
+
+
+def _own_tokens(api: ApiCredentials, user: str) -> str:
+    """Return where the API makes tokens of its caller. Raises UsageError for another user."""
+    me = asked_of_api(api, "GET", "/v1/me")["user"]
+    if user != me:
+        raise UsageError(
+            f"over the API, no one creates a token of another user, and you are {me}",
+            hint=f"`batchq token invite {user}` lets user {user} log in",
+        )
+    return "/v1/tokens"
 
 
 @token.command(
@@ -555,30 +564,34 @@ def _invited_over_api(
 @output_option("table", "json")
 @pass_globals
 def list_tokens(shared: Globals, user: str, output: Output) -> None:
-    """List tokens: who has them, since when, until when, and when they were last used."""
-    with delegate_of(shared) as delegate:
-        found = delegate.access.state().tokens.values()
-        used = delegate.access.last_uses()
-        now_ms = delegate.now_ms()
-    wanted = sorted(
-        (one for one in found if user in ("", one.owner)), key=lambda one: (one.made_at, one.id)
-    )
-    columns: Columns[TokenRecord] = {
-        "ID": lambda one: one.id,
-        "USER": lambda one: one.owner,
-        "STATE": lambda one: _state(one, now_ms),
-        "EXPIRES": lambda one: format_instant(one.expires_at),
-        "ROTATED UNTIL": lambda one: str(token_row(one).get("rotatedUntil", "")),
-        "USED": lambda one: instant(used.get(one.id)) or "",
-        "SCOPE": lambda one: ", ".join((*one.scope.verbs, *one.scope.namespaces)),
-        "NOTE": lambda one: one.note,
+    """List tokens: who has them, since when, until when, and when they were last used.
+
+    Over the API, these are your own ones; operators see all.
+    """
+    if (api := shared.api()) is not None:
+        rows = asked_of_api(api, "GET", "/v1/tokens")["items"]
+    else:
+        with delegate_of(shared) as delegate:
+            found = delegate.access.state().tokens.values()
+            used, now_ms = delegate.access.last_uses(), delegate.now_ms()
+        rows = [
+            listed_token_row(one, used.get(one.id), now_ms)
+            for one in sorted(found, key=lambda one: (one.made_at, one.id))
+        ]
+    columns: Columns[dict[str, Any]] = {
+        "ID": itemgetter("id"),
+        "USER": itemgetter("owner"),
+        "STATE": itemgetter("state"),
+        "EXPIRES": itemgetter("expiresAt"),
+        "ROTATED UNTIL": lambda row: row.get("rotatedUntil", ""),
+        "USED": lambda row: row["usedAt"] or "",
+        "SCOPE": lambda row: ", ".join((*row["verbs"], *row["namespaces"])),
+        "NOTE": itemgetter("note"),
     }
-    form: ListForm[TokenRecord] = ListForm(
-        lambda some: tabled(some, columns),
-        "there are no tokens",
-        row=lambda one: token_row(one) | {"usedAt": instant(used.get(one.id))},
+    form: ListForm[dict[str, Any]] = ListForm(
+        lambda some: tabled(some, columns), "there are no tokens", row=lambda row: row
     )
-    show_list(output, wanted, form)
+    show_list(output, [row for row in rows if user in ("", row["owner"])], form)
 
 
 @token.command(
@@ -661,19 +674,19 @@ def revoke(shared: Globals, tokens: tuple[str, ...]) -> None:
     """Revoke tokens, and those that they were rotated to: they are refused at once, and their open
     streams end within a second.
     """
+    if (api := shared.api()) is not None:
+        for one in tokens:
+            row = asked_of_api(api, "DELETE", f"/v1/tokens/{quote(one, safe='')}")
+            echo(_revoked(one, row["owner"]))
+        return
     with delegate_of(shared) as delegate:
         actor = Actor(user=delegate.user, via="redis")
         for one in tokens:
-            record = delegate.access.revoke_token(one, actor)
-            echo(f"token {one} of {title_of(record.owner)} revoked")
+            echo(_revoked(one, delegate.access.revoke_token(one, actor).owner))
 
 
-def _state(record: TokenRecord, now_ms: int) -> str:
-    if record.revoked_at is not None:
-        return "revoked" if record.kind == "token" else "used"
-    if record.expires_at <= now_ms:
-        return "expired"
-    return "valid" if record.kind == "token" else "invitation"
+def _revoked(token: str, owner: str) -> str:
+    return f"token {token} of {title_of(owner)} revoked"
 
 
 _LONGEST_PASSWORD_BYTES = 4096

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-from msgspec import UNSET, UnsetType, structs, to_builtins
+from msgspec import UNSET, UnsetType, structs
 
 from batchq.api.access import (
     Binding,
@@ -77,11 +77,7 @@ __all__ = [
     "ServiceAccount",
     "TokenRecord",
     "UserGroupRecord",
-    "account_row",
-    "audit_row",
-    "binding_row",
     "service_accounts",
-    "token_row",
 ]  # fmt: skip
 
 USUAL_DAYS, MOST_DAYS = 90, 365
@@ -113,52 +109,6 @@ class NewToken(NamedTuple):
 
     text: str
     record: TokenRecord
-
-
-def audit_row(entry: AuditEntry) -> dict[str, object]:
-    """Return an audit record for programs."""
-    row: dict[str, object] = to_builtins(entry.record)
-    at = format_instant(entry.record.at)
-    return row | {"at": at, "digest": entry.digest, "isChained": entry.is_chained}
-
-
-def binding_row(record: BindingRecord) -> dict[str, object]:
-    """Return a binding for programs."""
-    binding: dict[str, object] = to_builtins(record.binding)
-    return binding | {"madeBy": record.made_by, "madeAt": format_instant(record.made_at)}
-
-
-def token_row(record: TokenRecord) -> dict[str, object]:
-    """Return a token for programs, without its digest."""
-    more: dict[str, object] = {} if record.node is UNSET else {"node": record.node}
-    if record.uses is not UNSET:
-        joined = {} if record.joined is UNSET else record.joined
-        more |= {"uses": record.uses, "joined": sorted(joined)}
-    if record.kind == "token":
-        # A token of a login is not rotated.
-        ends_at = record.rotated_until if record.groups is UNSET else record.expires_at
-        more = {"rotatedUntil": format_instant(ends_at)}
-    return {
-        "id": record.id,
-        "owner": record.owner,
-        "madeBy": record.made_by,
-        "madeAt": format_instant(record.made_at),
-        "expiresAt": format_instant(record.expires_at),
-        "revokedAt": None if record.revoked_at is None else format_instant(record.revoked_at),
-        **to_builtins(record.scope),
-        "note": record.note,
-        "invitation": record.kind == "invitation",
-        **more,
-    }
-
-
-def account_row(account: ServiceAccount) -> dict[str, object]:
-    """Return a service account for programs."""
-    return {
-        "name": account.name,
-        "roles": [binding_row(one) for one in account.roles],
-        "tokens": [token_row(one) for one in account.tokens],
-    }
 
 
 class PodHold(NamedTuple):

@@ -5,21 +5,27 @@ token, and the user of the server for one node.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from http import HTTPStatus
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, structs
 
 from batchq.api.access import (
     EVERYWHERE,
+    OF_LOCAL,
     AccessDecision,
     Binding,
+    Identity,
     Scope,
     Target,
     TargetKind,
+    Tier,
     Verb,
     bindings_of,
+    decide,
+    in_local_groups,
     may_add_members,
     may_bind,
     namespace_of_account,
@@ -29,7 +35,6 @@ from batchq.api.access import (
 from batchq.api.notation import (
     DAY,
     format_duration,
-    format_instant,
     parse_duration,
     subdomain_problem,
 )
@@ -41,10 +46,13 @@ from batchq.client.access_control import (
     USUAL_LINE_DAYS,
     TokenRecord,
     UserGroupRecord,
+    service_accounts,
+)
+from batchq.client.access_rows import (
     account_row,
     audit_row,
     binding_row,
-    service_accounts,
+    listed_token_row,
     token_row,
 )
 from batchq.client.join_patterns import is_for
@@ -53,6 +61,8 @@ from batchq.client.user_groups import group_row
 from batchq.errors import Conflict, NotFound
 from batchq.http.calls import ApiAnswer, ApiCall
 from batchq.http.problems import ApiProblem, bad_request, forbidden
+
+WordT = TypeVar("WordT", bound=StrEnum)
 
 MOST_AUDITED = 1_000
 USUALLY_AUDITED = 100
@@ -97,11 +107,14 @@ class BindingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def list_tokens(call: ApiCall) -> ApiAnswer:
     """Return the tokens that the caller may see."""
     call.is_decided = True
+    call.context.book.renew(call.delegate.access)
     used = call.delegate.access.last_uses()
+    now_ms = call.delegate.now_ms()
     rows = [
-        token_row(record)
-        | {"usedAt": format_instant(used[record.id]) if record.id in used else None}
-        for record in sorted(call.context.book.state.tokens.values(), key=lambda one: one.made_at)
+        listed_token_row(record, used.get(record.id), now_ms)
+        for record in sorted(
+            call.context.book.state.tokens.values(), key=lambda one: (one.made_at, one.id)
+        )
         if _decide_about(call, record, Verb.READ).allowed
     ]
     return ApiAnswer(document={"kind": "TokenList", "items": rows})
@@ -345,6 +358,7 @@ def _account_of(call: ApiCall) -> str:
 def list_bindings(call: ApiCall) -> ApiAnswer:
     """Return the bindings that the caller may see."""
     call.is_decided = True
+    call.context.book.renew(call.delegate.access)
     found = [
         binding_row(one)
         for _, one in sorted(call.context.book.state.bindings.items())
@@ -446,6 +460,52 @@ def _may_add(call: ApiCall, members: Sequence[str]) -> AccessDecision:
     if not decision.allowed:
         raise forbidden(decision.because)
     return decision
+
+
+def explain_right(call: ApiCall) -> ApiAnswer:
+    """Say whether a user may do something, and why: to the user, or to those who see every role."""
+    user = call.text("user") or call.identity.user
+    identity = call.identity
+    call.is_decided = True
+    call.context.book.renew(call.delegate.access)
+    bindings, memberships = call.context.book.rights
+    if user != identity.user:
+        call.require("")
+        other = Identity(user=user, via="token", groups=_groups_of(call))
+        identity = in_local_groups(other, memberships)
+    elif call.text("groups"):
+        raise bad_request("groups: your own groups are known", hint="leave them out")
+    target = Target(
+        kind=_one_of(call, "kind", TargetKind),
+        namespace=call.text("namespace"),
+        owner=call.text("owner"),
+    )
+    tier = _one_of(call, "tier", Tier) if call.text("tier") else Tier.FACTS
+    decision = decide(
+        identity, bindings, _one_of(call, "verb", Verb), target, tier=tier,
+        visibility=call.context.visibility,
+    )  # fmt: skip
+    return ApiAnswer(document=decision)
+
+
+def _groups_of(call: ApiCall) -> tuple[str, ...]:
+    groups = tuple(filter(None, call.text("groups").split(",")))
+    for one in groups:
+        if one.startswith(OF_LOCAL):
+            raise bad_request(
+                f"groups: {one[:80]}: the local groups of a user are known", hint="leave it out"
+            )
+    return groups
+
+
+def _one_of(call: ApiCall, name: str, kind: type[WordT]) -> WordT:
+    found = call.text(name)
+    try:
+        return kind(found)
+    except ValueError:
+        raise bad_request(
+            f"{name}: expected one of {', '.join(map(str, kind))}, found {found[:80]!r}"
+        ) from None
 
 
 def read_audit(call: ApiCall) -> ApiAnswer:

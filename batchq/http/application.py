@@ -70,6 +70,7 @@ from batchq.http.identities import (
     parts_of,
     pod_has_ended,
 )
+from batchq.http.openapi import openapi_document
 from batchq.http.problems import (
     PROBLEM_JSON,
     ApiProblem,
@@ -80,7 +81,7 @@ from batchq.http.problems import (
     too_many,
     unauthenticated,
 )
-from batchq.http.route_table import ROUTES, openapi_document
+from batchq.http.route_table import ROUTES
 from batchq.system import structlog
 
 _log = structlog.get_logger()

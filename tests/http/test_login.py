@@ -122,27 +122,6 @@ def test_an_api_without_tls_is_suspected_where_https_is_asked_for(
     )
 
 
-@pytest.mark.parametrize("words", [("token", "list"), ("access", "list")])
-def test_commands_about_rights_say_that_they_use_the_server_itself(
-    running_api: RunningApi, words: tuple[str, str]
-) -> None:
-    run("login", f"unix:{running_api.socket}")
-    refused = run(*words)
-    assert (refused.code, refused.err.splitlines()) == (
-        9,
-        [
-            (
-                "error: this command uses the Redis server itself, not the API at"
-                f" unix:{running_api.socket}; and no batchq server is running on this machine"
-            ),
-            (
-                "hint: name the server with BATCHQ_REDIS_URL_FILE or --redis-url, as in"
-                f" `BATCHQ_REDIS_URL_FILE=/etc/batchq/api.url batchq {' '.join(words)}`"
-            ),
-        ],
-    )
-
-
 def test_whoami_says_that_commands_use_a_redis_server(running_api: RunningApi) -> None:
     run("login", f"unix:{running_api.socket}")
     refused = run("whoami", url="redis://127.0.0.1:1/0")

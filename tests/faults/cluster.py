@@ -15,7 +15,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from batchq.api.node_report import PodAttempt
-from batchq.api.notation import HOUR
+from batchq.api.notation import HOUR, MINUTE
 from batchq.api.objects import Pod
 from batchq.api.transaction import CAPACITY
 from batchq.assembly import assemble
@@ -76,7 +76,14 @@ class Ended(Struct, frozen=True, kw_only=True):
 class Cluster:
     """One run of a Scenario; owns everything in it."""
 
-    def __init__(self, scenario: Scenario, *, say: Say | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        say: Say | None = None,
+        rest_within_ms: int = REST_WITHIN_MS,
+    ) -> None:
+        self._rest_within_ms = rest_within_ms
         self.clock = VirtualClock(1_000)
         self._scenario = scenario
         self._tell = say
@@ -126,8 +133,9 @@ class Cluster:
             if self._events > MOST_EVENTS:
                 raise InvariantBroken(f"no rest after {MOST_EVENTS} events: {self._unrest()}")
             at, act = self._next()
-            if at > self._scenario.chaos_ends_at + REST_WITHIN_MS:
-                raise InvariantBroken(f"no rest within two hours: {self._unrest()}")
+            if at > self._scenario.chaos_ends_at + self._rest_within_ms:
+                minutes = self._rest_within_ms // MINUTE
+                raise InvariantBroken(f"no rest within {minutes} minutes: {self._unrest()}")
             self.clock.jump_to(max(at, self.clock.now_ms()))
             act()
             self._checker.look(self.server)

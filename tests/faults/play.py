@@ -10,7 +10,7 @@ from functools import partial
 from msgspec import Struct
 
 from batchq.errors import InvariantBroken
-from tests.faults.cluster import Cluster, Ended, Say
+from tests.faults.cluster import REST_WITHIN_MS, Cluster, Ended, Say
 from tests.faults.seeded_scenarios import CANCELLED, scenario_of
 
 
@@ -29,10 +29,11 @@ def play(
     restores: bool = True,
     launches: bool = False,
     devices: bool = False,
+    rest_within_ms: int = REST_WITHIN_MS,
 ) -> Ended:
     """Play one seed to its end. Raises InvariantBroken."""
     scenario, ends = scenario_of(seed, restores=restores, launches=launches, devices=devices)
-    ended = Cluster(scenario, say=say).run()
+    ended = Cluster(scenario, say=say, rest_within_ms=rest_within_ms).run()
     forgot = scenario.copies_every_ms is not None
     for name, meant in ends.items():
         phase = ended.phases.get(name)
@@ -50,13 +51,24 @@ def play(
 
 
 def failure_of(
-    seed: int, *, restores: bool = True, launches: bool = False, devices: bool = False
+    seed: int,
+    *,
+    restores: bool = True,
+    launches: bool = False,
+    devices: bool = False,
+    rest_within_ms: int = REST_WITHIN_MS,
 ) -> Failure | None:
     """Return what is wrong with a seed; every exception counts, so that a swarm goes on with the
     next.
     """
     try:
-        play(seed, restores=restores, launches=launches, devices=devices)
+        play(
+            seed,
+            restores=restores,
+            launches=launches,
+            devices=devices,
+            rest_within_ms=rest_within_ms,
+        )
     except Exception as wrong:  # a crash anywhere is a finding, as a broken invariant is
         return Failure(seed, f"{type(wrong).__name__}: {wrong}", traceback.format_exc())
     return None

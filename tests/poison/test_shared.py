@@ -8,11 +8,13 @@ from contextlib import suppress
 
 import pytest
 import redis
+from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.node_report import PROTOCOL, SPOILED, Serves
 from batchq.api.objects import Node, PodGroup
 from batchq.api.transaction import Delivery
+from batchq.assembly import assemble
 from batchq.client import Client
 from batchq.client.doctor import Level, examine
 from batchq.daemon import app, node_reports
@@ -32,6 +34,9 @@ from tests.poison.damage import DAMAGES, DEEP, HUGE
 #: Short, since a damaged identity may look like another leader, whose lease has to end first.
 LEASE_MS = 200
 
+
+#: Read once; each scheduler gets actions and plugins of its own.
+DEFAULTS = Reload(None).current
 
 #: The damage to a node's own keys is done to the first one.
 NODES = ("n1", "n2")
@@ -65,7 +70,7 @@ class Small:
         self.turn()
 
     def _begin(self) -> None:
-        first = Reload(None).current
+        first = structs.replace(DEFAULTS, scheduler=assemble(DEFAULTS.config))
         self.epoch: int | None = None
         self._turn = app.LeaderTurn(
             self.store,
@@ -117,11 +122,14 @@ class Small:
             client.submit(name=name, command=("true",), namespace="other")
         for _ in range(3):
             self.turn()
-        group = self.store.get("PodGroup", f"other/{name}")
-        assert isinstance(group, PodGroup)
+            group = self.store.get("PodGroup", f"other/{name}")
+            assert isinstance(group, PodGroup)
+            pods = [one for one in self.store.list("Pod") if one.metadata.name.startswith(name)]
+            if [pod.status.phase for pod in pods] == [PodPhase.BOUND]:  # type: ignore[union-attr]
+                break
+        else:
+            pytest.fail(f"{name} is not bound after three turns: {group.status}")
         assert group.status.phase == PodGroupPhase.IN_QUEUE
-        [pod] = [one for one in self.store.list("Pod") if one.metadata.name.startswith(name)]
-        assert pod.status.phase == PodPhase.BOUND  # type: ignore[union-attr]
 
 
 @pytest.fixture

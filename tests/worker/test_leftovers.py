@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from batchq.worker.agent.leftovers import sweep
+from batchq.worker.host.processes import has_mark, mark_of
 from batchq.worker.workhorse.run_file import RunFile, own_boot, started_ms
 from tests.daemon.waiting import until
 from tests.worker.stage import members
@@ -58,6 +59,15 @@ def test_a_process_with_the_pid_of_a_work_horse_from_before_the_reboot_is_left_a
         assert sweep(tmp_path, [record]) == []
         assert other.poll() is None
         other.kill()
+
+
+def test_a_process_that_has_ended_and_was_not_collected_is_not_searched_for_again(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(["true"]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert has_mark(child.pid, mark_of(tmp_path), tmp_path) is False
+    assert has_mark(child.pid, mark_of(tmp_path), tmp_path) is None
 
 
 def test_the_start_of_a_process_is_measured_by_a_clock_that_is_never_set() -> None:

@@ -275,11 +275,19 @@ def has_mark(pid: int, mark: int, run_dir: Path) -> bool | None:
 
 
 def _has_stop_file(pid: int, run_dir: Path) -> bool:
-    """Return whether its environment names a stop file in the folder; False if unreadable."""
+    """Return whether its environment names a stop file in the folder; False if unreadable.
+
+    Raise FileNotFoundError or ProcessLookupError if the process no longer exists.
+    """
     try:
         with raised(Capability.DAC_READ_SEARCH):
             environment = _read(f"/proc/{pid}/environ")
     except PermissionError:
+        return False
+    except ProcessLookupError:
+        # Recent kernels answer so for kernel threads and zombies, too, which have no environment;
+        # a search that took them for vanished would read all of them again and again.
+        _read(f"/proc/{pid}/stat")
         return False
     prefix = _STOP_FILE + os.fsencode(run_dir) + b"/"
     return any(

@@ -27,7 +27,6 @@ from batchq.worker.workhorse.leases import Lease
 from batchq.worker.workhorse.supervision import AgentContact
 from tests.faults.play import failure_of
 
-
 #: Without a fault in the code, clusters rest within five minutes of the last fault of the scenario.
 _REST_WITHIN_MS = 20 * MINUTE
 

@@ -6,6 +6,8 @@ import json
 import os
 import select
 import signal
+import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,9 @@ def seen():
     group = os.getpgid(0) == os.getsid(0) == os.getpid()
     held = sorted(int(one) for one in os.listdir("/proc/self/fd"))
     return [folder, environment, group, held[:3], sys.path[0], sys.argv, "ctypes" in sys.modules]
+
+def text_of_environment():
+    return sorted(map(repr, os.environ.items()))
 
 def late(path):
     kept = open(path, "w")
@@ -104,6 +109,56 @@ def test_a_forked_function_sees_what_it_would_see_in_a_started_process(
     assert at == first == str(folder)
     assert variables == environment
     assert (leads, held, argv, has_more) == (True, [0, 1, 2], ["tasks:seen"], False)
+
+
+def test_a_forked_function_has_the_variables_of_its_own_pod_only(
+    before: frozenset[int], folder: Path
+) -> None:
+    common = {**HERE, "COMMON": "to all pods", "OTHER": "of the agent"}
+    standby = Standby(CALLEE, common, common=common)
+    try:
+        # One is as the standby has it, one has another value, one is missing, and one is new.
+        environment = {**HERE, "COMMON": "to all pods", "SECRET": "a=b\nc", "UNUSUAL": "\udcff"}
+        result = call(standby, folder, "tasks:text_of_environment", environment=environment)[1]
+        assert json.loads(result or b"") == sorted(map(repr, environment.items()))
+    finally:
+        standby.close()
+
+
+def test_a_variable_that_no_process_can_have_is_left_to_the_start(
+    standby: Standby, folder: Path
+) -> None:
+    program = Program(PodTemplate(function="tasks:seen"))
+    descriptors = (program.stdin, program.stdin, program.stdin)
+    environment = {**HERE, "MINE": "a\0b"}
+    assert standby.fork(environment, str(folder), UNBOUNDED, descriptors) is None
+    program.close()
+    assert call(standby, folder, "tasks:leave")[0].exit_code == 7
+
+
+def test_a_standby_obeys_a_work_horse_that_was_started_before_an_upgrade(folder: Path) -> None:
+    # Such a work-horse has the former version in memory, and starts the file that is there now.
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = subprocess.Popen(CALLEE, env={**HERE, "OLD": "1"}, stdin=theirs.fileno())
+    theirs.close()
+    program = Program(PodTemplate(function="tasks:seen"))
+    environment = {**HERE, "MINE": "1"}
+    order = {"environment": environment, "folder": str(folder), "memory": 0}
+    try:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a descriptor is all that is needed
+            descriptors = [program.stdin, nowhere.fileno(), nowhere.fileno()]
+            socket.send_fds(ours, [json.dumps(order).encode()], descriptors)
+        _, (pidfd,), _, _ = socket.recv_fds(ours, 64, 1)
+        assert select.select([pidfd], [], [], 30)[0]
+        os.close(pidfd)
+        ours.send(b"?")
+        assert ours.recv(64) == b"0"
+        outcome, result = program.resolve(PodOutcome(exit_code=0))
+        assert outcome.exit_code == 0
+        assert json.loads(result or b"")[:2] == [str(folder), environment]
+    finally:
+        ours.close()
+        assert process.wait(30) == 0
 
 
 def test_a_module_of_the_pod_may_have_the_name_of_one_that_the_standby_needs(

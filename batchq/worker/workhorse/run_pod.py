@@ -179,12 +179,13 @@ def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
     if harness.voucher is not None:
         harness.voucher.keep_from_children()
     enclosure = Enclosure(harness.boundary)
-    functions = Functions(CALLEE, enclosure)
+    environment = _environment_of(harness)
+    functions = Functions(CALLEE, enclosure, environment)
     harness = structs.replace(
         harness,
         enclosure=enclosure,
         functions=functions,
-        environment=_environment_of(harness),
+        environment=environment,
         started_ms=started_ms(os.getpid()),
     )
     try:

@@ -12,11 +12,9 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-
-import msgspec
 
 from batchq.system import structlog
 from batchq.worker.host.containment import Enclosure, PidNamespace, StartOrder, pid_of_pidfd
@@ -34,6 +32,7 @@ _MARK = "BATCHQ_STOP_FILE"
 #: For a fork or a collection; the standby has nothing else to do.
 _ANSWERS_WITHIN_S = 10.0
 _KILLED_WITHIN_S = 2.0
+_NOTHING: Mapping[str, str] = {}
 
 
 class Standby:
@@ -44,18 +43,21 @@ class Standby:
         argv: Sequence[str],
         environment: Mapping[str, str],
         namespace: PidNamespace | None = None,
+        common: Mapping[str, str] = _NOTHING,
     ) -> None:
         """Start it in the environment of a pod.
 
         It serves only pods whose start variables are the same. If pods have a PID namespace, it
-        runs in that. Raise OSError.
+        runs in that. `common`: variables that all pods get, so that few remain to be set for each.
+        Raise OSError.
         """
         self._namespace = namespace
         self._start_environment = _start_variables(environment)
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.settimeout(_ANSWERS_WITHIN_S)
         # Only these: the environment of one pod must not reach another.
-        minimal = {
+        self._given = {
+            **common,
             **self._start_environment,
             "PATH": environment.get("PATH", os.defpath),
             # Marks leftovers as this agent's.
@@ -65,12 +67,12 @@ class Standby:
         try:
             if namespace is not None:
                 self._process = _NamespacedInterpreter(
-                    namespace, [*argv, ALONE], minimal, theirs.fileno()
+                    namespace, [*argv, ALONE], self._given, theirs.fileno()
                 )
                 return
             self._process = subprocess.Popen(
                 list(argv),
-                env=minimal,
+                env=self._given,
                 cwd="/",
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -95,13 +97,13 @@ class Standby:
         is_same = _start_variables(environment) == self._start_environment
         if not is_same or not os.access(folder, os.X_OK) or self._process.poll() is not None:
             return None
-        order = {
-            "environment": environment,
-            "folder": folder,
-            "memory": bounds.memory_bytes or 0,
-        }
+        parts = [str(bounds.memory_bytes or 0), folder, *self._changes(environment)]
+        order = os.fsencode("\0".join(parts))
+        if order.count(b"\0") >= len(parts):
+            # No process can be started with this variable or folder, and the caller says so.
+            return None
         try:
-            socket.send_fds(self._orders, [msgspec.json.encode(order)], list(descriptors))
+            socket.send_fds(self._orders, [order], list(descriptors))
             _, (pidfd,), _, _ = socket.recv_fds(self._orders, 64, 1)
             pid = pid_of_pidfd(pidfd)
         except (OSError, ValueError) as trouble:
@@ -130,6 +132,13 @@ class Standby:
             wait_status = collect(self._process.pid)
             if wait_status is not None:
                 self._process.returncode = os.waitstatus_to_exitcode(wait_status)
+
+    def _changes(self, environment: Mapping[str, str]) -> Iterator[str]:
+        """Yield the variables that differ from those of the interpreter, as orders have them."""
+        for name, value in environment.items():
+            if self._given.get(name) != value:
+                yield f"{name}={value}"
+        yield from self._given.keys() - environment.keys()
 
     def _reap(self, pid: int) -> int | None:
         """Return the wait status of a forked process that has ended; None if it is unknown."""
@@ -200,10 +209,18 @@ class Functions:
     The first one starts plainly, as there may be no second; the others are forked from a standby.
     """
 
-    def __init__(self, argv: Sequence[str], enclosure: Enclosure | None = None) -> None:
-        """`enclosure`: what surrounds the work-horse's pods, if anything."""
+    def __init__(
+        self,
+        argv: Sequence[str],
+        enclosure: Enclosure | None = None,
+        common: Mapping[str, str] = _NOTHING,
+    ) -> None:
+        """`enclosure`: what surrounds the work-horse's pods, if anything. `common`: the variables
+        that all of them get.
+        """
         self._argv = argv
         self._enclosure = enclosure
+        self._common = common
         self._has_started_one = False
         self._standby: Standby | None = None
 
@@ -224,7 +241,7 @@ class Functions:
         self.close()
         try:
             namespace = self._enclosure.namespace if self._enclosure else None
-            self._standby = Standby(self._argv, environment, namespace)
+            self._standby = Standby(self._argv, environment, namespace, self._common)
         except (OSError, ValueError) as trouble:
             log.warning("no interpreter to stand by", trouble=str(trouble))
             return None

@@ -168,7 +168,9 @@ def signed_request(key: bytes, request: ExecRequest) -> ExecRequest:
 
 def is_request_signed(key: bytes, request: ExecRequest) -> bool:
     """Whether a request has a valid signature by a key."""
-    return hmac.compare_digest(_signature_of(key, request), request.signature)
+    # Of bytes: it raises TypeError for text that is not ASCII, and the text comes from the server.
+    given = request.signature.encode(errors="replace")
+    return hmac.compare_digest(_signature_of(key, request).encode(), given)
 
 
 def _signature_of(key: bytes, request: ExecRequest) -> str:

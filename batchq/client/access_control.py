@@ -487,7 +487,8 @@ class AccessControl:
         if name is not None:
             # It must exist still when the role is given: a later group of this name would have it.
             group = known_group(state, name)
-            after = structs.replace(group, roles_given=group.roles_given + 1)
+            given = 0 if group.roles_given is UNSET else group.roles_given
+            after = structs.replace(group, roles_given=given + 1)
             changes.append(FieldChange(field=binding.subject, before=group, after=after))
         audit = audit_of(actor, now_ms, "create", "bindings", str(binding), because)
         records.write_access(self._link, audit, changes, of_bindings=True)

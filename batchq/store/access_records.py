@@ -142,8 +142,9 @@ class UserGroupRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     members: tuple[str, ...]
     made_by: str
     made_at: int
-    #: How many roles it was given: a deletion that knows fewer would leave one of them.
-    roles_given: int = 0
+    #: How many roles it was given: a deletion that knows fewer would leave one of them. Unset in
+    #: records of earlier versions, which are compared with what is stored byte for byte.
+    roles_given: int | UnsetType = UNSET
 
 
 class AuditRecord(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 import redis
 
@@ -310,3 +311,18 @@ def test_a_damaged_group_gives_no_rights_and_is_named(lab: Lab, raw: redis.Redis
             "user:ada admin ml",
             "group:local:ml submitter ml",
         ]
+
+
+def test_a_local_group_of_an_earlier_version_can_be_changed_and_given_roles(
+    server: Server, raw: redis.Redis
+) -> None:
+    with Delegate(server.url) as delegate:
+        delegate.groups.create("ml", ["ben"], ROOT)
+        field = "group:local:ml"
+        stored = msgspec.json.decode(raw.hget(keys.BINDINGS, field) or b"")
+        stored.pop("rolesGiven", None)
+        raw.hset(keys.BINDINGS, field, msgspec.json.encode(stored))
+        delegate.groups.change("ml", ROOT, add=["ada"])
+        assert delegate.access.grant(parse_binding("group:local:ml", "viewer", "default"), ROOT)
+        delegate.groups.delete("ml", ROOT)
+        assert delegate.access.state().bindings == {}

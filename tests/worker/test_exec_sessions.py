@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -9,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -184,6 +185,40 @@ def test_a_signed_request_is_not_valid_for_the_next_agent_or_later(node: Node) -
         sentence,
     ]
     assert "has no valid signature" in node.answer(longer)
+
+
+def test_a_signature_that_is_not_ascii_is_not_valid(node: Node) -> None:
+    request = structs.replace(a_request(node, 1), signature="é")
+    node.take(request)
+    assert "no valid signature" in node.answer(request)
+
+
+def test_a_request_that_fails_in_any_way_leaves_the_next_one_its_turn(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand_over, started = node.horse.hand_over, iter((False, True))
+
+    def broken(*given: Any) -> bool:
+        if not next(started):
+            raise TypeError("a bug")
+        return hand_over(*given)
+
+    monkeypatch.setattr(node.horse, "hand_over", broken)
+    node.take(*(signed_request(KEY, a_request(node, number)) for number in (1, 2)))
+    assert node.horse.started == ["id"]
+
+
+def test_a_relay_that_cannot_be_watched_is_ended(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(pid: int, flags: int = 0) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    request = signed_request(KEY, a_request(node, 2))
+    monkeypatch.setattr(os, "pidfd_open", full)
+    node.take(request)
+    assert "Too many open files" in node.answer(request)
+    assert [relay.poll() for relay in node.relays] != [None]
 
 
 def test_an_agent_without_accounts_answers_requests_of_former_versions_once(node: Node) -> None:

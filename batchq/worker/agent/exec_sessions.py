@@ -508,6 +508,8 @@ class ExecSessions:
                 except StoreUnavailable as error:
                     self._known.pop(request.session, None)
                     trouble = error
+                except Exception as error:  # the pods of this node outlive any request
+                    log.exception("request for a command failed", error=str(error)[:200])
         if trouble is not None:
             raise trouble
 
@@ -595,7 +597,14 @@ class ExecSessions:
         finally:
             for descriptor in (*theirs, *ends.descriptors()):
                 os.close(descriptor)
-        pidfd = os.pidfd_open(pid)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            # Without descriptors it cannot be watched. Its end hangs the command up, which would
+            # otherwise run a second time when its user tries again.
+            os.kill(pid, signal.SIGKILL)
+            collect(pid)
+            raise
         self._relays[pidfd] = pid, request
         self._poll.register(pidfd, select.POLLIN)
         log.info("command in pod", pod=attempt.pod, command=command.command[0], relay=pid)

@@ -10,7 +10,8 @@ from pathlib import Path
 IMAGE = "registry.example/tiny:1"
 
 #: `$0` is in a folder with `log`, a line for each call; `images`, what was pulled; and `answer`:
-#: `wait` (a pull waits for another answer), `ok`, or what a pull says when it fails.
+#: `wait` (a pull waits for another answer), `ok`, or what a pull says when it fails; and maybe
+#: `before`, which each pull runs.
 _SCRIPT = """#!/bin/sh
 folder=$(dirname "$0")
 case "$1" in
@@ -19,6 +20,7 @@ image)
     ;;
 pull)
     echo "pull $3 $$" >> "$folder/log"
+    [ ! -e "$folder/before" ] || . "$folder/before"
     while [ "$(cat "$folder/answer")" = wait ]; do sleep 0.05; done
     if [ "$(cat "$folder/answer")" != ok ]; then cat "$folder/answer" >&2; exit 125; fi
     echo "$3" >> "$folder/images"
@@ -48,6 +50,10 @@ class FakePodman:
         fresh = self.folder / "answer.new"
         fresh.write_text(word)
         fresh.replace(self.folder / "answer")
+
+    def before_the_answer(self, command: str) -> None:
+        """Have each pull run a command of the shell first, if it waits for an answer."""
+        (self.folder / "before").write_text(f'[ "$(cat "$folder/answer")" != wait ] || {command}\n')
 
     def pulls(self) -> list[int]:
         """Return the pid of each pull."""

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Container, Pod
 from tests.daemon.waiting import until
 from tests.harness.fake_podman import IMAGE, FakePodman
+from tests.worker import escape_artist
 from tests.worker.stage import WITHIN_S, Stage, is_alive
+from tests.worker.test_escapes import start_agent
 
 PULLING = f"pulling image {IMAGE} on node n1"
 
@@ -197,6 +203,102 @@ def test_the_next_agent_pulls_what_a_killed_one_has_not(stage: Stage, podman: Fa
     agent.wait(WITHIN_S)
     stage.start_agent()
     until(lambda: len(podman.pulls()) == 2, within_s=WITHIN_S)
+    podman.answer("ok")
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+
+
+# --- what a pull leaves behind ----------------------------------------------------------------
+
+
+def left_behind(file: Path) -> list[int]:
+    """Return the processes whose command line names a file."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if str(file) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+def escape(podman: FakePodman, kind: str) -> Path:
+    """Have each pull start a process that tries to outlive it, and that bears no variable of ours.
+    Return a file that its command line names, and to which it writes.
+    """
+    file = podman.folder / f"lives-{kind}"
+    artist = (*("env", "-i", sys.executable, "-I", "-S"), escape_artist.__file__, kind, str(file))
+    podman.before_the_answer(shlex.join(artist))
+    return file
+
+
+def daemonise(podman: FakePodman) -> Path:
+    """Have each pull leave a process that would live on for an hour. Return a file that its command
+    line names.
+    """
+    file = podman.folder / "daemon"
+    program = ("env", "-i", "setsid", "--fork", "/bin/sh", "-c", "sleep 3600; :", str(file))
+    podman.before_the_answer(shlex.join(program))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("kind", "containment"),
+    [
+        ("double-fork", "cgroup"),
+        ("double-fork", "subreaper"),
+        ("reaper", "cgroup"),
+        ("reaper", "pid-namespace"),
+        ("forks", "subreaper"),
+    ],
+)
+def test_no_process_that_a_pull_leaves_behind_outlives_it(
+    stage: Stage, podman: FakePodman, containment: str, kind: str
+) -> None:
+    file = escape(podman, kind)
+    start_agent(stage, containment)
+    [pod] = bind(stage, "true")
+    until(lambda: file.exists() and file.stat().st_size > 0, within_s=WITHIN_S)
+    podman.answer("ok")
+    assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+    assert left_behind(file) == []
+
+
+def test_no_process_of_a_cancelled_pull_lives_on(stage: Stage, podman: FakePodman) -> None:
+    file = daemonise(podman)
+    stage.start_agent()
+    [pod] = bind(stage, "true")
+    until(lambda: bool(left_behind(file)), within_s=WITHIN_S)
+    stage.stop(pod, "Cancelled")
+    assert stage.ended(pod).status.reason == "Cancelled"
+    until(lambda: left_behind(file) == [], within_s=WITHIN_S)
+    assert not is_alive(podman.pulls()[0])
+
+
+@pytest.mark.parametrize("containment", ["cgroup", "subreaper"])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_of_a_pull_outlives_its_agent(
+    stage: Stage, podman: FakePodman, containment: str, sent: signal.Signals
+) -> None:
+    file = daemonise(podman)
+    agent = start_agent(stage, containment)
+    bind(stage, "true")
+    until(lambda: bool(left_behind(file)), within_s=WITHIN_S)
+    agent.send_signal(sent)
+    agent.wait(WITHIN_S)
+    until(lambda: left_behind(file) == [], within_s=WITHIN_S)
+    assert not is_alive(podman.pulls()[0])
+
+
+def test_a_pull_that_kills_its_keeper_leaves_nothing_behind(
+    stage: Stage, podman: FakePodman
+) -> None:
+    file = daemonise(podman)
+    stage.start_agent()
+    [pod] = bind(stage, "true")
+    until(lambda: bool(left_behind(file)), within_s=WITHIN_S)
+    [pull], before = podman.pulls(), left_behind(file)
+    os.kill(psutil.Process(pull).ppid(), signal.SIGKILL)
+    await_message(stage, pod, lambda text: "killed by signal 9" in text)
+    assert [pid for pid in (pull, *before) if is_alive(pid)] == []
     podman.answer("ok")
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
 

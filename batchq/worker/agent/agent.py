@@ -296,6 +296,7 @@ class Agent:
             self._poll,
             run_dir=self._run_dir,
             secrets=(settings.url,),
+            boundary=self._boundary,
             accounts=settings.accounts,
         )
         self._tasks = PeriodicTasks(
@@ -508,7 +509,10 @@ class Agent:
         elif self._exec.owns(descriptor):
             self._exec.collect(descriptor)
         elif self._pulls.is_at(descriptor):
-            self._handle(self._pulls.collect(descriptor))
+            ended = self._pulls.collect(descriptor)
+            # Only a pull whose keeper was killed has left anything.
+            kill_children(keep=self._left_alone(), within_s=_END_ROUND_S)
+            self._handle(ended)
         else:
             return False
         return True
@@ -631,7 +635,7 @@ class Agent:
         for attempt in attempts:
             cgroup = self._enforcement.of_pod(attempt.id)
             left += cgroup.end(_END_ROUND_S) if cgroup is not None else []
-        for abandoned in self._boundary.abandoned(self._slots.horses()):
+        for abandoned in self._boundary.abandoned(self._in_cgroups()):
             left += abandoned.end(_END_ROUND_S)
         if self._has_leftovers:
             swept = self._sweep(within_s=_END_ROUND_S)
@@ -640,10 +644,14 @@ class Agent:
         self._kill_rounds += 1
         self._unkilled = left
 
+    def _in_cgroups(self) -> frozenset[int]:
+        """Return the processes that may have a cgroup of their own."""
+        return self._slots.horses() | self._pulls.pids()
+
     def _left_alone(self) -> frozenset[int]:
         """Return the descendants of this process that belong to no pod."""
-        own = self._slots.horses() | self._exec.pids() | self._device_check.pids()
-        return own | self._pulls.pids() | self._foreign_children
+        own = self._in_cgroups() | self._exec.pids() | self._device_check.pids()
+        return own | self._foreign_children
 
     def _sweep(self, *, within_s: float) -> list[int]:
         """End what a former agent has left. Call it only while this agent has started no pod."""
@@ -723,7 +731,7 @@ class Agent:
 
     def _collect_orphans(self) -> None:
         reap_orphans(keep=self._left_alone())
-        for abandoned in self._boundary.abandoned(self._slots.horses()):
+        for abandoned in self._boundary.abandoned(self._in_cgroups()):
             abandoned.end(0.0)
 
     def _check_devices(self) -> None:

@@ -151,32 +151,16 @@ def fork_relay(
     if pid == 0:
         exit_code = 1
         try:
-            _detach({*ends.descriptors(), 2})
+            for number in (signal.SIGTERM, signal.SIGINT):
+                # Pods, and the commands in them, continue while their agent drains.
+                signal.signal(number, signal.SIG_IGN)
+            processes.detach({*ends.descriptors(), 2})
             processes.set_mark(mark)
             _Relay(url, node, session, ends, unheard_s).run()
             exit_code = 0
         finally:
             os._exit(exit_code)
     return pid
-
-
-def _detach(kept: set[int]) -> None:
-    """Drop the agent's descriptors and signals: an open one would hide from work-horses that the
-    agent is gone.
-    """
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # Pods, and the commands in them, continue while their agent drains.
-        signal.signal(number, signal.SIG_IGN)
-    os.setsid()
-    empty = os.open(os.devnull, os.O_RDWR)
-    for descriptor in {0, 1} - kept:
-        os.dup2(empty, descriptor)
-    below = 3
-    for descriptor in sorted(kept - {0, 1, 2}):
-        os.closerange(below, descriptor)
-        below = descriptor + 1
-    os.closerange(below, os.sysconf("SC_OPEN_MAX"))
 
 
 class _Relay:

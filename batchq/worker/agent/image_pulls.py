@@ -4,8 +4,9 @@ A runtime keeps the images that it pulls in a store or a cache of its account, s
 under the account of its pods. It is pulled outside of them, without their limits. So it has the
 agent's variables and only a few of theirs, none of which names a program, a library or a file: with
 `LD_PRELOAD`, a user's code would run there for as long as it likes. The agent's loop waits for no
-pull: it polls a descriptor of each process. The output goes to a file without a name, and its end
-says why a pull has failed.
+pull: it polls a descriptor of each keeper (`pull_keeper.py`), which ends when the pull has ended,
+and everything that the pull has started. The output goes to a file without a name, and its end says
+why a pull has failed.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from batchq.store.redis import RedisStore
 from batchq.system import structlog
 from batchq.worker.agent.messages import PullEnded, PullImage, PullStarted, StopPull
 from batchq.worker.agent.pod_states import group_of
+from batchq.worker.agent.pull_keeper import KILL, OF_SIGNALS, STOP, fork_keeper
 from batchq.worker.host import privileges, processes
 from batchq.worker.host.accounts import NoAccount, PodAccounts
+from batchq.worker.host.containment import OF_CHILDREN, Boundary
 from batchq.worker.host.privileges import Account
-from batchq.worker.workhorse.process import base_environment, send_to_group, without_person
+from batchq.worker.workhorse.process import base_environment, without_person
 from batchq.worker.workhorse.reporter import monotonic_ms
 
 log = structlog.get_logger(__name__)
@@ -49,8 +52,10 @@ _APPTAINER = (
     'folder=$(mktemp -d) || exit; trap \'rm -rf "$folder"\' EXIT; trap "exit 143" TERM;'
     ' "$0" pull "$folder/image.sif" "$1"'
 )
-#: How long a pull that is stopped may take to leave nothing behind.
+#: How long a pull that is stopped may take to remove its files.
 _ENDS_WITHIN_MS = 5_000
+#: How long its keeper may then take to kill what is left.
+_KILLED_WITHIN_MS = 10_000
 #: The variables of a pod that the pull of its image has, too.
 _OF_PODS = frozenset(
     {
@@ -85,26 +90,29 @@ class _Image(NamedTuple):
 
 
 class _Pull:
-    """A process that pulls an image, and the attempts that wait for it."""
+    """The keeper of a pull, and the attempts that wait for the image."""
 
-    def __init__(self, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
-        self.process = process
-        self.descriptor = os.pidfd_open(process.pid)
+    def __init__(self, pid: int, output: IO[bytes]) -> None:
+        self.pid = pid
+        self.descriptor = os.pidfd_open(pid)
         self.output = output
         self.attempts: dict[PodAttempt, None] = {}
         #: When it is killed, if it was told to stop.
         self.killed_at = 0
 
     def send(self, sent: signal.Signals) -> None:
-        """Send a signal to the process and its children."""
-        send_to_group(self.process.pid, sent)
+        """Send a signal to the keeper."""
+        processes.send(self.pid, sent)
 
-    def close(self) -> None:
-        """Kill what is left of it, and collect it."""
-        self.send(signal.SIGKILL)
-        self.process.wait()
+    def close(self) -> int:
+        """Have everything killed that is left of it; return the exit code."""
+        self.send(KILL)
+        if not processes.is_readable(self.descriptor, within_ms=_KILLED_WITHIN_MS):
+            self.send(signal.SIGKILL)
+        code = processes.exit_code_of(self.pid)
         self.output.close()
         os.close(self.descriptor)
+        return code
 
 
 class ImagePulls:
@@ -117,6 +125,7 @@ class ImagePulls:
         *,
         run_dir: Path,
         secrets: tuple[str, ...],
+        boundary: Boundary = OF_CHILDREN,
         accounts: PodAccounts | None = None,
     ) -> None:
         """`secrets`: what no process of a pod may see, such as the server's URL."""
@@ -124,6 +133,7 @@ class ImagePulls:
         self._poll = poll
         self._run_dir = run_dir
         self._secrets = secrets
+        self._boundary = boundary
         self._accounts = accounts
         self._pulls: dict[_Image, _Pull] = {}
         #: Those that were told to stop.
@@ -131,8 +141,8 @@ class ImagePulls:
         self._known_until: dict[_Image, int] = {}
 
     def pids(self) -> frozenset[int]:
-        """Return the pids of the processes."""
-        return frozenset(one.process.pid for one in (*self._pulls.values(), *self._stopping))
+        """Return the pids of the keepers."""
+        return frozenset(one.pid for one in (*self._pulls.values(), *self._stopping))
 
     def is_at(self, descriptor: int) -> bool:
         """Return whether this is the descriptor of a pull."""
@@ -148,7 +158,7 @@ class ImagePulls:
             if not pull.attempts:
                 log.info("pull stopped", image=image.reference)
                 pull.killed_at = monotonic_ms() + _ENDS_WITHIN_MS
-                pull.send(signal.SIGTERM)
+                pull.send(STOP)
                 self._stopping.append(self._pulls.pop(image))
         return None
 
@@ -156,10 +166,10 @@ class ImagePulls:
         """Kill pulls that were told to stop, and have not, and those that fill the disk."""
         for pull in self._stopping:
             if monotonic_ms() >= pull.killed_at:
-                pull.send(signal.SIGKILL)
+                pull.send(KILL)
         for pull in self._pulls.values():
             if os.fstat(pull.output.fileno()).st_size > _MOST_OUTPUT_BYTES:
-                pull.send(signal.SIGKILL)
+                pull.send(KILL)
 
     def collect(self, descriptor: int) -> PullEnded:
         """Return the end of the pull with this descriptor; one that was told to stop had nobody
@@ -172,10 +182,10 @@ class ImagePulls:
                 return PullEnded(now_ms=monotonic_ms(), attempts=())
         image = next(name for name, one in self._pulls.items() if one.descriptor == descriptor)
         pull = self._pulls.pop(image)
-        code, now_ms = pull.process.wait(), monotonic_ms()
-        trouble = "" if code == 0 else _trouble(pull.output, code)
-        attempts = tuple(pull.attempts)
-        self._close(pull)
+        attempts, now_ms = tuple(pull.attempts), monotonic_ms()
+        said = _last_line(pull.output)
+        code = self._close(pull)
+        trouble = "" if code == 0 else said or _trouble(code)
         log.info("pull ended", image=image.reference, trouble=trouble or None)
         if not trouble:
             if len(self._known_until) >= _MOST_KNOWN:
@@ -186,13 +196,16 @@ class ImagePulls:
 
     def close(self) -> None:
         """End all pulls."""
-        for pull in (*self._pulls.values(), *self._stopping):
+        pulls = (*self._pulls.values(), *self._stopping)
+        for pull in pulls:
+            pull.send(KILL)
+        for pull in pulls:
             self._close(pull)
         self._pulls, self._stopping = {}, []
 
-    def _close(self, pull: _Pull) -> None:
+    def _close(self, pull: _Pull) -> int:
         self._poll.unregister(pull.descriptor)
-        pull.close()
+        return pull.close()
 
     def _pull(self, attempt: PodAttempt, pod: Pod) -> PullStarted | PullEnded:
         there = PullEnded(now_ms=monotonic_ms(), attempts=(attempt,))
@@ -225,7 +238,7 @@ class ImagePulls:
             argv = ("/bin/sh", "-c", script, program, reference)
             try:
                 self._pulls[image] = self._started(argv, dict(variables), account)
-            except (OSError, ValueError, subprocess.SubprocessError) as trouble:
+            except OSError as trouble:
                 why = f"{runtime} could not be started: {trouble}"
                 return PullEnded(now_ms=there.now_ms, attempts=(attempt,), trouble=why)
             log.info("pull started", image=reference, runtime=runtime)
@@ -238,26 +251,27 @@ class ImagePulls:
         environment: Mapping[str, str] = base_environment(os.environ, secrets=self._secrets)
         if account is not None:
             environment = without_person(environment) | account.environment()
-        mark, agent = processes.mark_of(self._run_dir), os.getpid()
 
-        def prepare() -> None:
-            # The next agent finds and ends what a killed one has left.
-            processes.set_mark(mark)
-            processes.die_with_parent(signal.SIGKILL, agent)
+        def start(keeper: int) -> subprocess.Popen[bytes]:
+            def die_with_keeper() -> None:
+                processes.die_with_parent(signal.SIGKILL, keeper)
 
-        output = tempfile.TemporaryFile(dir=self._run_dir)  # noqa: SIM115 - it is the pull's
-        try:
             with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor
-                process = privileges.popen(
+                return privileges.popen(
                     argv,
                     {**environment, **variables},
                     "/",
                     (nothing.fileno(), output.fileno(), output.fileno()),
                     account=account,
-                    prepare=prepare,
-                    ready=lambda: processes.die_with_parent(signal.SIGKILL, agent),
+                    prepare=die_with_keeper,
+                    # A change of the account revokes it.
+                    ready=die_with_keeper,
                 )
-            pull = _Pull(process, output)
+
+        output = tempfile.TemporaryFile(dir=self._run_dir)  # noqa: SIM115 - it is the pull's
+        try:
+            mark = processes.mark_of(self._run_dir)
+            pull = _Pull(fork_keeper(start, output.fileno(), self._boundary, mark), output)
         except BaseException:  # anything: the file must not stay open
             output.close()
             raise
@@ -265,13 +279,18 @@ class ImagePulls:
         return pull
 
 
-def _trouble(output: IO[bytes], code: int) -> str:
-    """Return why a pull has failed, by its output: the line of its error, or else the last one."""
+def _last_line(output: IO[bytes]) -> str:
+    """Return the line of the error, or else the last one; empty if there is none."""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _SHOWN_BYTES))
     text = output.read().decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
-        return f"killed by signal {-code}" if code < 0 else f"exited with {code}"
+        return ""
     line = next((one for one in reversed(lines) if "error" in one.lower()), lines[-1])
     return printable(line)[:_MOST_SHOWN]
+
+
+def _trouble(code: int) -> str:
+    by = -code if code < 0 else code - OF_SIGNALS
+    return f"killed by signal {by}" if by in signal.valid_signals() else f"exited with {code}"

@@ -162,6 +162,12 @@ def collect(pid: int) -> int | None:
         select.poll().poll(_LOOK_AGAIN_MS)
 
 
+def exit_code_of(pid: int) -> int:
+    """Collect a child that has ended or is about to; return its exit code as subprocess has it."""
+    wait_status = collect(pid)
+    return -signal.SIGKILL if wait_status is None else os.waitstatus_to_exitcode(wait_status)
+
+
 def is_answered(answers: socket, within_s: float, *, waiting_for: Collection[int]) -> bool:
     """Return whether data to read arrives within that time.
 
@@ -348,6 +354,22 @@ def die_with_parent(sent: signal.Signals, parent: int) -> None:
 def control_terminal() -> None:
     """Make the terminal on stdin the controlling one of this session, which has none."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def detach(kept: Collection[int]) -> None:
+    """Drop the session and the descriptors of the agent, except `kept`, in a process that it has
+    forked: an open one would hide from work-horses that the agent is gone.
+    """
+    signal.set_wakeup_fd(-1)
+    os.setsid()
+    empty = os.open(os.devnull, os.O_RDWR)
+    for descriptor in {0, 1, 2}.difference(kept):
+        os.dup2(empty, descriptor)
+    below = 3
+    for descriptor in sorted(set(kept) - {0, 1, 2}):
+        os.closerange(below, descriptor)
+        below = descriptor + 1
+    os.closerange(below, os.sysconf("SC_OPEN_MAX"))
 
 
 def adopt_orphans() -> None:

@@ -26,7 +26,7 @@ TESTS = Path(__file__).parent
 # busy machine, examples take any time.
 settings.register_profile(
     "batchq",
-    max_examples=usually(40, 5_000),
+    max_examples=usually(25, 5_000),
     deadline=None,
     print_blob=THOROUGH,
     suppress_health_check=[HealthCheck.too_slow],

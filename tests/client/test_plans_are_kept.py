@@ -30,7 +30,7 @@ from batchq.scheduler.cycle import Cycle, CycleReport
 from tests.effort import usually
 from tests.worlds.making import described
 
-SEEDS = usually(60, 120)
+SEEDS = usually(40, 120)
 UID = "999999"
 
 

@@ -27,6 +27,7 @@ from batchq.core.session.transitions import (
     wanted_ordinals,
 )
 from tests.builders import a_snapshot, decide
+from tests.effort import sample
 from tests.property.worlds import dump, worlds
 
 _SCHEDULER = assemble(SchedulerConfig())
@@ -161,7 +162,7 @@ def test_the_same_snapshot_gives_the_same_decisions_under_any_hash_seed() -> Non
             text=True,
             check=True,
         ).stdout
-        for seed in ("0", "1", "42")
+        for seed in sample(("0", "1", "42"), 2)
     }
     assert len(result) == 1
     assert "AdmitGroup" in result.pop()

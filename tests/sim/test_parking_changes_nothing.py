@@ -165,9 +165,9 @@ def test_plugins_without_guarantees_decide_the_same_for_classes_and_for_single_g
         assert result == _told(world, *plugins, carried=Solitary), f"seed {seed}"
 
 
-@pytest.mark.parametrize("first", range(0, usually(12, 60), 12))
+@pytest.mark.parametrize("first", range(0, usually(6, 60), 6))
 def test_a_world_has_the_same_outcome_whatever_sessions_reuse(first: int) -> None:
-    for seed in range(first, first + 12):
+    for seed in range(first, first + 6):
         world = described(seed)
         result = _told(world)
         assert result == _told(world, sleeps=False), f"seed {seed}"
@@ -175,12 +175,12 @@ def test_a_world_has_the_same_outcome_whatever_sessions_reuse(first: int) -> Non
         assert result == _told(world, carried=Solitary), f"seed {seed}"
 
 
-@pytest.mark.parametrize("first", range(0, usually(12, 60), 12))
+@pytest.mark.parametrize("first", range(0, usually(6, 60), 6))
 def test_pods_handed_on_from_session_to_session_change_no_decision(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Otherwise, only groups with many pods keep a row for them, and worlds have none.
     monkeypatch.setattr(object_table, "MANY", 0)
-    for seed in range(first, first + 12):
+    for seed in range(first, first + 6):
         world = described(seed)
         assert _told(world) == _told(world, carried=Forgetful), f"seed {seed}"

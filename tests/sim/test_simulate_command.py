@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import sample
+
 ROOT = Path(__file__).resolve().parents[2]
 
 WORLD = """
@@ -129,7 +131,8 @@ def test_every_hash_seed_gives_the_same_bytes() -> None:
     files = sorted(path for path in examples.glob("*.yaml") if path.name not in worlds)
     text = "\n---\n".join(path.read_text() for path in files) + nodes
     result = {
-        simulate("-", "-o", "json", stdin=text, hash_seed=seed).stdout for seed in ("0", "1", "42")
+        simulate("-", "-o", "json", stdin=text, hash_seed=seed).stdout
+        for seed in sample(("0", "1", "42"), 2)
     }
     (only,) = result
     assert len(json.loads(only)["podgroups"]) == 13

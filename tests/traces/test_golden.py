@@ -47,6 +47,8 @@ def test_so_they_do_with_one_pass_per_event(log: str, policy: str) -> None:
     compare(log, policy, usually(300, 1000), per_event=True)
 
 
+# Half a minute on a busy machine; the first jobs of the same schedule are compared above.
+@pytest.mark.slow
 def test_five_thousand_jobs_of_kth_under_easy_come_to_the_published_figures() -> None:
     figures = figures_of(compare(KTH, "easy", 5000))
     assert (figures.jobs, figures.finished, figures.evictions) == (5000, 5000, 0)

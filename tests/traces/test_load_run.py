@@ -13,6 +13,7 @@ from batchq.errors import InvalidInput
 from batchq.lab.workload.play import LoadRun, play_load
 from batchq.lab.workload.traces import POLICY_CONFIG, strategy_of
 from tests.builders import RECLAIMS
+from tests.effort import sample
 from tests.traces.loads import a_load, job, played, starts
 
 
@@ -242,7 +243,7 @@ def test_every_hash_seed_gives_the_same_schedule() -> None:
             capture_output=True,
             text=True,
         ).stdout
-        for seed in ("0", "1", "42")
+        for seed in sample(("0", "1", "42"), 2)
     }
     assert len(seen) == 1
     assert '"number":59' in seen.pop()

@@ -74,6 +74,7 @@ from batchq.worker.agent.messages import (
     VouchFor,
 )
 from batchq.worker.agent.node import (
+    AgentSettings,
     Membership,
     NodeOffer,
     default_slots,
@@ -82,7 +83,6 @@ from batchq.worker.agent.node import (
 )
 from batchq.worker.agent.pod_reports import PodReports
 from batchq.worker.agent.pod_states import Paces, patience_ms
-from batchq.worker.agent.settings import AgentSettings
 from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
 from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener

@@ -1,4 +1,5 @@
-"""This machine as a Node: its registration, heartbeat and withdrawal.
+"""This machine as a Node: how it takes part in the cluster, its registration, heartbeat and
+withdrawal.
 
 The agent posts reports about its node, and the leader makes the Node object of them. If the Node
 does not show what the agent reported, the agent posts the report again with its next beat. The
@@ -14,16 +15,21 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct, structs
 
-from batchq.api.node_report import AGENT_ANNOTATION, PROTOCOL, Leaves, NodeReport, Serves
+from batchq.api.node_report import AGENT_ANNOTATION, BEAT_MS, PROTOCOL, Leaves, NodeReport, Serves
 from batchq.api.notation import describe_age
 from batchq.api.objects import Node, Taint
 from batchq.api.resources import CPU, ONE_POD, PODS
 from batchq.errors import Conflict
 from batchq.store.redis import RedisStore
 from batchq.system import structlog
+from batchq.worker.host.accounts import PodAccounts
+from batchq.worker.host.containment import Containment
+from batchq.worker.host.node_resources import Enforce, PortRange
 from batchq.worker.workhorse.run_file import started_ms
 
 log = structlog.get_logger(__name__)
@@ -32,6 +38,43 @@ log = structlog.get_logger(__name__)
 _MAX_DIGITS = 40
 
 _BEATS_UNTIL_SILENT = 3
+
+
+class AgentSettings(Struct, frozen=True, kw_only=True):
+    """How a machine takes part in the cluster.
+
+    `resources` are in integer units (cpu in milli, memory in bytes, others in thousandths); None
+    means the detected ones. Logs go to `home/logs`, and run files to `home/run/<node>`. `slots`
+    bounds how many pods run at once, and so the `pods` that the node offers; None means
+    `default_slots`.
+    """
+
+    node: str
+    url: str
+    home: Path
+    resources: dict[str, int] | None = None
+    labels: dict[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    slots: int | None = None
+    beat_s: float = BEAT_MS / 1000
+    lease_ms: int = 30_000
+    drain_timeout_s: float = 30.0
+    enforce: Enforce = Enforce.AUTO
+    containment: Containment = Containment.AUTO
+    #: The address of the HTTP API, for pods that have a token.
+    api_server: str = ""
+    #: Where pods of other machines reach those of this one; "": this end of the connection to the
+    #: server.
+    address: str = ""
+    ports: PortRange = PortRange()
+    #: Ids, bus ids or indices of the only devices that the agent uses; None means all.
+    devices: tuple[str, ...] | None = None
+    #: How pods are told their GPUs.
+    gpu_env: Literal["index", "uuid"] = "index"
+    #: How to find the account that runs a pod; None: the agent's own runs all.
+    accounts: PodAccounts | None = None
+    #: Whether pods may be this account on the socket of an HTTP API.
+    is_one_account: bool = False
 
 
 class NodeOffer(Struct, frozen=True, kw_only=True):

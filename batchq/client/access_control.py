@@ -36,7 +36,7 @@ from batchq.client import Client
 from batchq.client.audit import USER, Actor, audit_of, described
 from batchq.client.connection import connect, user_of
 from batchq.client.group_signatures import signed
-from batchq.client.join_patterns import MOST_USES, check_pattern
+from batchq.client.node_users import MOST_USES, check_pattern
 from batchq.client.pod_commands import SessionPlace, frames_of
 from batchq.client.requests import RecentQueues
 from batchq.client.user_groups import UserGroups, known_group

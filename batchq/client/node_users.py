@@ -1,4 +1,5 @@
-"""The users of the server for nodes: the registrar, which makes them, and joining as an agent.
+"""The users of the server for nodes: the registrar, which makes them, joining as an agent, and for
+which names a join token is.
 
 A user that may add users to a Redis server can give itself every right there, so the API may not. A
 small process, `batchq registrar`, does it: it takes requests of one line on a unix socket, to make
@@ -27,6 +28,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from batchq.api.access import digest_of_secret, parse_token
+from batchq.api.notation import subdomain_problem
 from batchq.api_session import ApiCredentials, ApiSession, agreed_pin, split_token
 from batchq.client.connection import Access, access, role_named
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable
@@ -38,6 +40,10 @@ from batchq.system import structlog
 MOST_REQUEST_BYTES = 4096
 _TIMEOUT_S = 15.0
 _DIGEST = re.compile("[0-9a-f]{64}")
+#: What stands for some letters of a node's name in the pattern of a join token.
+ANY = "*"
+#: How many nodes may join with a token for a pattern.
+MOST_USES = 1_000
 
 
 class MakeUser(Struct, frozen=True, kw_only=True, tag="make", tag_field="do"):
@@ -395,3 +401,26 @@ def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(3.0)
         return probe.connect_ex(str(path)) == 0
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise InvalidInput unless it is a pattern: a node's name with `*` for some of its letters,
+    digits and `-`.
+    """
+    # A star may stand for nothing, except where a name would then begin or end with a dash.
+    tried = pattern.replace(ANY, "x")
+    if ANY not in pattern or not pattern.strip(f"{ANY}-.") or (problem := subdomain_problem(tried)):
+        why = "" if ANY not in pattern or not pattern.strip(f"{ANY}-.") else f": {problem}"
+        raise InvalidInput(
+            f"the pattern {pattern[:80]!r}: expected a part of a node's name, and {ANY!r} for the"
+            f" rest{why}",
+            hint=f"as in gpu-{ANY}",
+        )
+
+
+def is_for(names: str, node: str) -> bool:
+    """Whether a node's name is the one that a join token is for, or has its pattern."""
+    if subdomain_problem(node):
+        return False
+    parts = (re.escape(part) for part in names.split(ANY))
+    return re.fullmatch("[a-z0-9-]*".join(parts), node) is not None

@@ -55,8 +55,7 @@ from batchq.client.access_rows import (
     listed_token_row,
     token_row,
 )
-from batchq.client.join_patterns import is_for
-from batchq.client.node_users import NodeRegistrar
+from batchq.client.node_users import NodeRegistrar, is_for
 from batchq.client.user_groups import group_row
 from batchq.errors import Conflict, NotFound
 from batchq.http.calls import ApiAnswer, ApiCall

@@ -10,7 +10,7 @@ import pytest
 
 from batchq.api.objects import Metadata, Node
 from batchq.api.transaction import Transaction, Write
-from batchq.client.join_patterns import check_pattern, is_for
+from batchq.client.node_users import check_pattern, is_for
 from batchq.errors import InvalidInput
 from batchq.store.redis import RedisStore
 from tests.harness.guarded import ADMIN

@@ -4,8 +4,12 @@ server and the processes of batchq.
 
 from __future__ import annotations
 
+import os
+import pwd
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -14,20 +18,11 @@ from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
 from batchq.cli.output.options import Globals, examples, metrics_option, output_option, pass_globals
 from batchq.cli.output.terminal import Interrupted, comment, echo, on_interrupt, show_warning
 from batchq.daemon.stack import Part, StackReport
-from batchq.errors import InvalidInput, UsageError
+from batchq.errors import InvalidInput, NotFound, UsageError
 from batchq.worker.host.node_resources import parse_resources
 
 if TYPE_CHECKING:
     from batchq.paths import Home
-
-
-import os
-import pwd
-import sys
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
-
-from batchq.errors import NotFound
 
 _COLUMNS: Columns[Part] = {
     "PART": lambda one: one.name,

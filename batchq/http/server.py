@@ -8,14 +8,19 @@ since another one would take a new login of every client.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import hashlib
 import logging
 import os
+import re
 import socket
 import ssl
 import stat
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,20 +42,11 @@ from batchq.http.connections import (
 )
 from batchq.http.identities import AgentAccounts, SocketAccounts, account_name
 from batchq.identity_provider import OidcSettings
-from batchq.paths import LONGEST_SOCKET_PATH_BYTES
+from batchq.paths import LONGEST_SOCKET_PATH_BYTES, read_private
 from batchq.system import structlog
 
 if TYPE_CHECKING:
     from batchq.http.id_tokens import IdTokens
-
-
-import contextlib
-import hashlib
-import re
-import tempfile
-from datetime import UTC, datetime, timedelta
-
-from batchq.paths import read_private
 
 _log = structlog.get_logger()
 

@@ -1,4 +1,5 @@
-"""Tokens, bindings and the audit trail of the HTTP API, and connections that act for its users.
+"""Tokens, bindings and the audit trail of the HTTP API; connections that act for its users, and
+sign the groups that these submit.
 
 The text of a token is shown once; the server keeps only what `batchq.api.access` says.
 """
@@ -21,6 +22,7 @@ from batchq.api.access import (
     digest_of_secret,
     is_signed,
     local_group,
+    signature_of,
     title_of,
     token_text,
 )
@@ -35,7 +37,6 @@ from batchq.api.views import Goal, WaitState
 from batchq.client import Client
 from batchq.client.audit import USER, Actor, audit_of, described
 from batchq.client.connection import connect, user_of
-from batchq.client.group_signatures import signed
 from batchq.client.node_users import MOST_USES, check_pattern
 from batchq.client.pod_commands import SessionPlace, frames_of
 from batchq.client.requests import RecentQueues
@@ -749,3 +750,25 @@ class Delegate:
     def now_ms(self) -> int:
         """Return the server's time. Raises StoreUnavailable."""
         return self._store.now_ms()
+
+
+def signed(transaction: Transaction, user: str, key: bytes) -> Transaction:
+    """Return the transaction with signatures in the groups that the user creates in it.
+
+    A group that exists may have been changed by others, and this user has not seen it: so an edit
+    is never signed.
+    """
+    writes = tuple(
+        structs.replace(write, value=_with_signature(write.value, key))
+        if write.expect == 0
+        and isinstance(write.value, PodGroup)
+        and write.value.status.submitted_by == user
+        else write
+        for write in transaction.writes
+    )
+    return structs.replace(transaction, writes=writes)
+
+
+def _with_signature(group: PodGroup, key: bytes) -> PodGroup:
+    status = structs.replace(group.status, signature=signature_of(key, group))
+    return structs.replace(group, status=status)

@@ -11,7 +11,7 @@ from msgspec import structs
 from batchq.api.access import is_signed, signature_of
 from batchq.api.objects import PodGroup, SchedulingGate, Toleration
 from batchq.api.transaction import Transaction, Write
-from batchq.client.group_signatures import signed
+from batchq.client.access_control import signed
 from batchq.store.records import read_object
 from tests.builders import a_group, a_task
 

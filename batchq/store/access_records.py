@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
@@ -300,16 +301,16 @@ def read_access(link: Link) -> AccessState:
         for subject, group in _decoded(groups, UserGroupRecord).items()
         if (name := local_group(subject)) is not None and name == group.name
     }
-    memberships: dict[str, list[str]] = {}
+    memberships: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted(found):
         for user in found[name].members:
-            memberships.setdefault(user, []).append(name)
+            memberships[user].append(name)
     return AccessState(
         revision=revision,
         tokens=_decoded(tokens, TokenRecord),
         bindings=_decoded(roles, BindingRecord),
         groups=found,
-        memberships=memberships,
+        memberships=dict(memberships),
     )
 
 

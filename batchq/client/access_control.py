@@ -7,7 +7,7 @@ The text of a token is shown once; the server keeps only what `batchq.api.access
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -689,24 +689,36 @@ class Delegate:
         return group.status.submitted_by if isinstance(group, PodGroup) else None
 
     def pod_hold(self, attempt: PodAttempt) -> PodHold | None:
-        """Return what is known of an attempt that has a token and runs; None if it has none, or has
-        ended: its lease, by which the scheduler judges that, is over. Raises StoreUnavailable.
+        """Return what is known of one attempt; see `pod_holds`."""
+        return self.pod_holds([attempt]).get(attempt)
+
+    def pod_holds(self, attempts: Sequence[PodAttempt]) -> Mapping[PodAttempt, PodHold]:
+        """Return what is known of those of the attempts that have a token and run: an attempt has
+        ended once its lease, by which the scheduler judges that, is over. Raises StoreUnavailable.
         """
-        pod = self._store.get_if_readable("Pod", attempt.pod)
-        if not isinstance(pod, Pod) or pod.status.phase not in ON_NODE:
-            return None
-        if pod.status.attempt != attempt.attempt:
-            return None
-        digest, until = self._store.alive.token(pod.status.node, attempt)
-        if not digest or until <= self._store.now_ms():
-            return None
-        key = f"{pod.metadata.namespace}/{pod.spec.pod_group}"
-        group = self._store.get_if_readable("PodGroup", key)
-        if not isinstance(group, PodGroup) or group.metadata.uid != pod.status.group_uid:
-            return None
-        if not group.spec.token or not self._is_proven(group):
-            return None
-        return PodHold(digest, key, group.status.submitted_by)
+        pods = self._store.get_many("Pod", [one.pod for one in attempts])
+        running = {
+            one: pod
+            for one in attempts
+            if isinstance(pod := pods.get(one.pod), Pod)
+            and pod.status.phase in ON_NODE
+            and pod.status.attempt == one.attempt
+        }
+        tokens = self._store.alive.tokens([(pod.status.node, one) for one, pod in running.items()])
+        now_ms = self._store.now_ms()
+        keys = {
+            one: f"{pod.metadata.namespace}/{pod.spec.pod_group}" for one, pod in running.items()
+        }
+        groups = self._store.get_many("PodGroup", sorted(set(keys.values())))
+        found = {}
+        for (one, pod), (digest, until) in zip(running.items(), tokens, strict=True):
+            group = groups.get(keys[one])
+            if not digest or until <= now_ms or not isinstance(group, PodGroup):
+                continue
+            is_of_group = group.metadata.uid == pod.status.group_uid
+            if is_of_group and group.spec.token and self._is_proven(group):
+                found[one] = PodHold(digest, keys[one], group.status.submitted_by)
+        return found
 
     def _is_proven(self, group: PodGroup) -> bool:
         """Return whether the owner of a group is the one who submitted it: users of the Redis

@@ -12,9 +12,10 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -27,7 +28,7 @@ from batchq.api.access import Identity, Tier, TokenParts, Verb, Visibility, atte
 from batchq.api.printable import printable
 from batchq.api_session import IMPERSONATED, REASON
 from batchq.client import Client
-from batchq.client.access_control import USER, Delegate
+from batchq.client.access_control import USER, Delegate, PodHold
 from batchq.client.node_users import NodeRegistrar
 from batchq.client.requests import RecentQueues
 from batchq.errors import BatchqError
@@ -64,6 +65,7 @@ from batchq.http.identities import (
     AGENT_LOOK_EVERY_S,
     LOOK_S,
     AccessBook,
+    AgentLooks,
     OwnNames,
     SocketAccounts,
     SocketPeer,
@@ -89,6 +91,14 @@ _log = structlog.get_logger()
 #: Endpoints that run at the same time; more wait.
 THREADS = 16
 LONGEST_BODY_S = 30.0
+#: Threads that keep tokens, roles and what is known of pods and agents up to date.
+_KEEPING_THREADS = 3
+#: Threads that look accounts up: the directory behind them may be far away, and slow.
+_DIRECTORY_THREADS = 4
+#: Pods that were not known a moment ago and are looked up at the same time.
+MOST_UNKNOWN_PODS = 2
+#: How long a pod is known after a request with its valid token.
+_POD_KNOWN_S = 60.0
 #: How long the name and the groups of an account are used before they are looked up again.
 _ACCOUNT_S = 1.0
 #: Of why a caller acts in the name of a user.
@@ -107,6 +117,8 @@ if TYPE_CHECKING:
     from batchq.http.id_tokens import IdTokens
 
 Connect = Callable[[], Delegate]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ApiSettings(Struct, frozen=True, kw_only=True):
@@ -141,6 +153,9 @@ class ApiApplication:
         self._table = table
         self._names = OwnNames(settings.names)
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="api")
+        # Slow requests must not delay a revocation, nor slow accounts other requests.
+        self._keeping = ThreadPoolExecutor(_KEEPING_THREADS, thread_name_prefix="api-keeping")
+        self._directory = ThreadPoolExecutor(_DIRECTORY_THREADS, thread_name_prefix="api-accounts")
         self._own = threading.local()
         self._delegates: list[Delegate] = []
         self._queues = RecentQueues()
@@ -152,6 +167,12 @@ class ApiApplication:
         #: The identities of accounts of this machine by uid, and until when they are used.
         self._accounts: dict[int, tuple[float, Identity]] = {}
         self._keepers: list[asyncio.Task[None]] = []
+        self._looks = AgentLooks(settings.accounts.agents)
+        #: Uses of tokens that are being recorded, and that requests wait for.
+        self._first_uses: dict[str, asyncio.Future[bool]] = {}
+        #: Anyone can make tokens that look like those of pods, and each is looked up.
+        self._unknown_pods = asyncio.Semaphore(MOST_UNKNOWN_PODS)
+        self._known_pods: dict[str, float] = {}
         self._places = StreamPlaces()
         self._calls = TurnsByUser()
         self._explanations = Turns(
@@ -169,7 +190,10 @@ class ApiApplication:
     def start(self) -> None:
         """Begin to follow tokens, bindings and agents; call it in the event loop."""
         loop = asyncio.get_running_loop()
-        self._keepers = [loop.create_task(one()) for one in (self._keep_book, self._watch_agents)]
+        self._keepers = [
+            loop.create_task(one())
+            for one in (self._keep_book, self._watch_pods, self._watch_agents)
+        ]
 
     def end_streams(self) -> None:
         """Let all streams end within a second."""
@@ -182,7 +206,8 @@ class ApiApplication:
             keeper.cancel()
         for feed in self._feeds.values():
             await feed.stop()
-        await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
+        for pool in (self._pool, self._keeping, self._directory):
+            await asyncio.get_running_loop().run_in_executor(None, pool.shutdown)
         for delegate in self._delegates:
             delegate.close()
 
@@ -215,7 +240,7 @@ class ApiApplication:
         self._names.check(request.headers)
         if not route.is_open and not self._book.is_read:
             # The first request after the start: without roles, its user would be refused.
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._renew_book)
+            await self._in_thread(self._renew_rights)
         identity = _UNKNOWN if route.is_open else await self._identity(route, request)
         if not route.is_open:
             self._take(route, identity)
@@ -274,7 +299,7 @@ class ApiApplication:
                     raise _too_many_failures(wait_s) from None
             # A token that another process has made a moment ago is not in the book yet.
             with suppress(BatchqError):
-                await asyncio.get_running_loop().run_in_executor(self._pool, self._renew_book)
+                await self._in_thread(self._renew_rights)
             return self._book.identity_of(written, route.credential)
         if route.credential == "invitation":
             raise unauthenticated("expected an invitation", hint="Authorization: Bearer bqi_…")
@@ -286,26 +311,27 @@ class ApiApplication:
 
     async def _account(self, peer: SocketPeer) -> Identity:
         """Return the identity behind a socket; the system's files are read once a second."""
-        now = monotonic()
         known = self._accounts.get(peer.uid)
-        if known is not None and now < known[0]:
+        if known is not None and monotonic() < known[0]:
             return known[1]
         if len(self._accounts) >= MOST_REMEMBERED:
             self._accounts.clear()
-        accounts = self._settings.accounts
-        await asyncio.get_running_loop().run_in_executor(self._pool, accounts.agents.look)
-        identity = accounts.identity_of(peer)
-        self._accounts[peer.uid] = now + _ACCOUNT_S, identity
+        await self._looks.look(self._pool)
+        identity = await self._in_directory(self._settings.accounts.identity_of, peer)
+        self._accounts[peer.uid] = monotonic() + _ACCOUNT_S, identity
         return identity
 
     async def _note_use(self, call: ApiCall) -> None:
         """Record the use of the caller's token; before the answer if its rotation depends on it."""
         token = call.identity.token
         is_first = self._book.is_first_use_of_successor(token)
-        if not self._book.is_use_due(token):
-            return
-        noted = self._pool.submit(_is_noted, call)
-        if is_first and not await asyncio.wrap_future(noted):
+        if self._book.is_use_due(token):
+            noted = asyncio.wrap_future(self._pool.submit(_is_noted, call))
+            if is_first:
+                self._first_uses[token] = noted
+                noted.add_done_callback(lambda _: self._first_uses.pop(token, None))
+        first_use = self._first_uses.get(token)
+        if first_use is not None and not await asyncio.shield(first_use):
             raise not_ready("the first use of this token cannot be recorded")
 
     async def _in_the_name_of(self, name: str, call: ApiCall, request: Request) -> ApiCall:
@@ -325,25 +351,38 @@ class ApiApplication:
         except ApiProblem as problem:
             await self._record_refusal(call, problem)
             raise
-        acting = call.of(self._settings.accounts.identity_of_user(name, call.identity, reason))
+        acting = call.of(
+            await self._in_directory(
+                self._settings.accounts.identity_of_user, name, call.identity, reason
+            )
+        )
         if call.route.verb is Verb.READ:
             # Changes are recorded by the script that makes them.
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._pool, record_use, acting, "")
+            await self._in_thread(record_use, acting, "")
         return acting
 
     async def _identity_of_pod(self, parts: TokenParts, request: Request) -> Identity:
-        loop = asyncio.get_running_loop()
-        hold = await loop.run_in_executor(
-            self._pool, lambda: self._delegate().pod_hold(attempt_of(parts.id))
-        )
-        if hold is None or not parts.matches("pod", hold.digest):
+        if monotonic() - self._known_pods.get(parts.id, -_POD_KNOWN_S) < _POD_KNOWN_S:
+            hold = await self._in_thread(self._pod_hold, parts)
+        else:
+            async with self._unknown_pods:
+                hold = await self._in_thread(self._pod_hold, parts)
+        if hold is None:
             wait_s = self._failures.wait_s(self._address(request))
             if wait_s > 0:
                 raise _too_many_failures(wait_s)
             raise pod_has_ended()
-        self._book.note_pod(parts.id)
-        return self._settings.accounts.identity_of_pod(parts.id, hold.group, hold.owner)
+        if len(self._known_pods) >= MOST_REMEMBERED:
+            self._known_pods.clear()
+        self._known_pods[parts.id] = monotonic()
+        return await self._in_directory(
+            self._settings.accounts.identity_of_pod, parts.id, hold.group, hold.owner
+        )
+
+    def _pod_hold(self, parts: TokenParts) -> PodHold | None:
+        """Return what is known of the pod that has this token."""
+        hold = self._delegate().pod_hold(attempt_of(parts.id))
+        return hold if hold is not None and parts.matches("pod", hold.digest) else None
 
     def _address(self, request: Request) -> str:
         forwarded = request.headers.getlist("x-forwarded-for")
@@ -386,7 +425,7 @@ class ApiApplication:
             if problem.status is not HTTPStatus.FORBIDDEN:
                 raise
             with suppress(BatchqError):
-                await asyncio.get_running_loop().run_in_executor(self._pool, self._renew_rights)
+                await self._in_thread(self._renew_rights)
             if self._book.bindings is call.context.bindings:
                 raise
         return await self._in_turn(route, call.of(call.identity, self._context()))
@@ -416,41 +455,53 @@ class ApiApplication:
     async def _record_refusal(self, call: ApiCall, problem: ApiProblem) -> None:
         """Record a refusal in the audit trail, up to a number a minute for each user."""
         if self._refusals.wait_s(call.identity.user) == 0:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._pool, record_refusal, call, problem)
+            await self._in_thread(record_refusal, call, problem)
 
     async def _keep_book(self) -> None:
         """Renew the book of tokens and bindings on and on."""
+        await self._keep("tokens and roles", self._renew_rights, LOOK_S)
+
+    async def _watch_pods(self) -> None:
+        """Look up the pods that have open streams."""
+        await self._keep("pods", lambda: self._book.renew_pods(self._delegate().pod_holds), LOOK_S)
+
+    async def _keep(self, what: str, renew: Callable[[], object], every_s: float) -> None:
+        """Call a function on and on, and log the first of several failures."""
         loop = asyncio.get_running_loop()
         is_renewed = True
         while True:
             try:
-                await loop.run_in_executor(self._pool, self._renew_book)
+                await loop.run_in_executor(self._keeping, renew)
                 is_renewed = True
             except BatchqError as error:
                 if is_renewed:
-                    _log.warning("api.book_not_renewed", error=error.message)
+                    _log.warning("api.not_renewed", what=what, error=error.message)
                 is_renewed = False
-            await asyncio.sleep(LOOK_S)
+            except Exception:  # a bug must not end what keeps revoked tokens out
+                if is_renewed:
+                    _log.exception("api.not_renewed", what=what)
+                is_renewed = False
+            await asyncio.sleep(every_s)
 
     async def _watch_agents(self) -> None:
         """Look for agents of this machine: a pod that kills its agent later is known by then."""
-        loop, agents = asyncio.get_running_loop(), self._settings.accounts.agents
         while True:
-            await loop.run_in_executor(self._pool, agents.look)
+            await self._looks.look(self._keeping)
             await asyncio.sleep(AGENT_LOOK_EVERY_S)
-
-    def _renew_book(self) -> None:
-        self._renew_rights()
-        self._book.renew_pods(self._delegate().pod_hold)
 
     def _renew_rights(self) -> None:
         self._book.renew(self._delegate().access)
 
     async def _run(self, route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, _run_endpoint, route, call
-        )
+        return await self._in_thread(_run_endpoint, route, call)
+
+    async def _in_thread(self, function: Callable[P, T], *given: P.args, **more: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, partial(function, *given, **more))
+
+    async def _in_directory(self, function: Callable[P, T], *given: P.args, **more: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._directory, partial(function, *given, **more))
 
     def _delegate(self) -> Delegate:
         """Return this thread's connection. Raises StoreUnavailable."""

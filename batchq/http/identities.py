@@ -26,6 +26,7 @@ refused after `STALE_S`, because one of them may have been revoked.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import grp
 import os
@@ -34,7 +35,8 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from http import HTTPStatus
 from time import monotonic, time
 from typing import NamedTuple, TypeAlias
@@ -53,7 +55,7 @@ from batchq.api.access import (
     parse_token,
 )
 from batchq.api.node_report import AGENT_SOCKET, PodAttempt
-from batchq.client.access_control import AccessControl, AccessState, PodHold, TokenRecord
+from batchq.client.access_control import AccessControl, AccessState, TokenRecord
 from batchq.http.problems import ApiProblem, bad_request, forbidden, not_ready, unauthenticated
 from batchq.system import structlog
 
@@ -204,8 +206,8 @@ def without_port(host: str) -> str:
 LOOK_S = 0.5
 #: A book that is older is not used for tokens.
 STALE_S = 30.0
-#: A pod's token that was used within this time is looked up again and again.
-_POD_WATCHED_S = 60.0
+#: The token of a pod whose stream was checked within this time is looked up again and again.
+_POD_WATCHED_S = 10.0
 #: How often the use of a token is recorded at most.
 _NOTE_EVERY_S = 60.0
 
@@ -222,8 +224,8 @@ class AccessBook:
         self._rights: AccessRights = (), {}
         self._read_at: float | None = None
         self._noted_at: dict[str, float] = {}
-        #: When each pod's token was last used, and those of pods that have ended since.
-        self._pods_used_at: dict[str, float] = {}
+        #: When an open stream of each pod was last checked, and the pods that have ended since.
+        self._pods_checked_at: dict[str, float] = {}
         self._ended_pods: frozenset[str] = frozenset()
 
     @property
@@ -298,26 +300,28 @@ class AccessBook:
         except ApiProblem as problem:
             return problem
         if identity.via == "pod":
-            self.note_pod(identity.token)
+            self._pods_checked_at[identity.token] = monotonic()
             return pod_has_ended() if identity.token in self._ended_pods else None
         record = self._state.tokens.get(identity.token)
         if record is None:
             return unauthenticated("this token is unknown", reason="unknown")
         return _problem_of(record)
 
-    def note_pod(self, token: str) -> None:
-        """Note that a pod's token is used now."""
-        self._pods_used_at[token] = monotonic()
+    def renew_pods(self, holds: Callable[[Sequence[PodAttempt]], Container[PodAttempt]]) -> None:
+        """Look up the pods that have open streams; `holds` is `Delegate.pod_holds`.
 
-    def renew_pods(self, hold: Callable[[PodAttempt], PodHold | None]) -> None:
-        """Look up the tokens of pods that are in use; `hold` is `Delegate.pod_hold`."""
+        Raises StoreUnavailable.
+        """
         now = monotonic()
         # Another thread may note a token meanwhile.
-        for token, at in self._pods_used_at.copy().items():
+        for token, at in self._pods_checked_at.copy().items():
             if now - at >= _POD_WATCHED_S:
-                self._pods_used_at.pop(token, None)
-        used = tuple(self._pods_used_at)
-        self._ended_pods = frozenset(token for token in used if hold(attempt_of(token)) is None)
+                self._pods_checked_at.pop(token, None)
+        streaming = {token: attempt_of(token) for token in self._pods_checked_at.copy()}
+        held = holds(list(streaming.values()))
+        self._ended_pods = frozenset(
+            token for token, attempt in streaming.items() if attempt not in held
+        )
 
     def is_use_due(self, token: str) -> bool:
         """Return whether the use of a token should be recorded now."""
@@ -396,6 +400,7 @@ _NLM_F_REQUEST_DUMP, _NLMSG_ERROR, _NLMSG_DONE = 0x301, 2, 3
 _LISTENING = 1 << 10
 _SHOW_NAME_AND_UID, _NAME, _UID = 0x41, 0, 7
 _HEADER, _SOCKET_BYTES, _READ_BYTES = struct.Struct("=IHHII"), 16, 1 << 18
+_SIZE_AND_KIND = struct.Struct("=IH").unpack_from
 _KERNEL_ANSWERS_WITHIN_S = 5.0
 
 
@@ -423,11 +428,13 @@ class AgentAccounts:
             return
         with self._lock:
             try:
-                found, trouble = _listening_accounts(f"\0{self._prefix}".encode()), ""
+                found, trouble = _listening_accounts(f"\0{self._prefix}".encode())
             except OSError as error:
                 found, trouble = frozenset(), error.strerror or str(error)
             except struct.error as error:
                 found, trouble = frozenset(), f"the kernel's answer is malformed: {error}"
+            except Exception as error:  # a bug must not end the looks
+                found, trouble = frozenset(), f"{type(error).__name__}: {error}"
             if trouble and not self.trouble:
                 _log.warning(
                     "api.agents_not_seen",
@@ -440,21 +447,43 @@ class AgentAccounts:
             self._seen_at = seen_at | dict.fromkeys(found, now)
 
 
-def _listening_accounts(prefix: bytes) -> frozenset[int]:
-    """Return the accounts that listen on unix sockets whose names begin with the prefix.
+class AgentLooks:
+    """The looks at agents that requests wait for; used in one event loop."""
+
+    def __init__(self, agents: AgentAccounts) -> None:
+        self._agents = agents
+        self._lock = asyncio.Lock()
+        self._begun = self._ended = 0
+
+    async def look(self, threads: Executor) -> None:
+        """Return after a look that began during this call, by which an agent that has started
+        before it is known. All that come during one look share the next one.
+        """
+        wanted = self._begun + 1
+        async with self._lock:
+            if self._ended >= wanted:
+                return
+            self._begun += 1
+            number = self._begun
+            await asyncio.get_running_loop().run_in_executor(threads, self._agents.look)
+            self._ended = number
+
+
+def _listening_accounts(prefix: bytes) -> tuple[frozenset[int], str]:
+    """Return the accounts that listen on unix sockets whose names begin with the prefix, and why
+    there may be others; "" if there are none.
 
     Only the kernel is asked: a process behind a socket could be kept too busy to answer. It has to
-    name the account of a socket of our own, too. Raises OSError if it does not, as before Linux
-    5.3, or if it takes too long.
+    name the account of a socket of our own, too, which it does not before Linux 5.3. Raises OSError
+    if it names no accounts, or takes too long.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as own:
         # The kernel chooses the name.
         own.bind("")
         own.listen(0)
-        accounts = _accounts_of_listening((prefix, own.getsockname()))
-    if os.geteuid() not in accounts[1]:
-        raise OSError(errno.ENOTSUP, "the kernel does not name the accounts of sockets")
-    return accounts[0]
+        found, ours = _accounts_of_listening((prefix, own.getsockname()))
+    is_sure = os.geteuid() in ours
+    return found, "" if is_sure else "the kernel does not name the accounts of sockets"
 
 
 def _accounts_of_listening(prefixes: tuple[bytes, bytes]) -> tuple[frozenset[int], frozenset[int]]:
@@ -469,13 +498,18 @@ def _accounts_of_listening(prefixes: tuple[bytes, bytes]) -> tuple[frozenset[int
         kernel.settimeout(_KERNEL_ANSWERS_WITHIN_S)
         kernel.sendto(head + asked, (0, 0))
         while monotonic() < give_up_at:
-            for kind, body in _messages_in(kernel.recv(_READ_BYTES)):
+            read = kernel.recv(_READ_BYTES)
+            # Any account can listen on many sockets; only what may concern us is taken apart.
+            is_of_interest = any(prefix in read for prefix in prefixes)
+            for kind, start, end in _messages_in(read):
                 if kind == _NLMSG_DONE:
                     return frozenset(found[0]), frozenset(found[1])
                 if kind == _NLMSG_ERROR:
-                    number = -struct.unpack_from("=i", body)[0]
+                    number = -struct.unpack_from("=i", read, start)[0]
                     raise OSError(number, os.strerror(number))
-                attributes = dict(_attributes_in(body[_SOCKET_BYTES:]))
+                if not is_of_interest:
+                    continue
+                attributes = dict(_attributes_in(read[start + _SOCKET_BYTES : end]))
                 for prefix, accounts in zip(prefixes, found, strict=True):
                     if attributes.get(_NAME, b"").startswith(prefix):
                         if _UID not in attributes:
@@ -484,12 +518,12 @@ def _accounts_of_listening(prefixes: tuple[bytes, bytes]) -> tuple[frozenset[int
     raise TimeoutError(errno.ETIMEDOUT, "the kernel has not named all sockets in time")
 
 
-def _messages_in(read: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the type and the body of each message of the kernel."""
-    place = 0
-    while place + _HEADER.size <= len(read):
-        size, kind, *_ = _HEADER.unpack_from(read, place)
-        yield kind, read[place + _HEADER.size : place + size]
+def _messages_in(read: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield the type, the start and the end of the body of each message of the kernel."""
+    place, last = 0, len(read) - _HEADER.size
+    while place <= last:
+        size, kind = _SIZE_AND_KIND(read, place)
+        yield kind, place + _HEADER.size, place + size
         place += _aligned(size)
 
 

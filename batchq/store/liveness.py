@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, TypeAlias, cast
 from zlib import crc32
 
@@ -32,6 +33,7 @@ _RUN = b"run"
 _PAGE = 200
 #: Hashes whose sizes are read in one round trip.
 _SIZES_A_TRIP = 2_000
+_TOKENS_A_TRIP = 500
 #: No node has more attempts: a hash with more fields is not read until it has been deleted.
 MOST_FIELDS = 10_000
 _NOTHING: Mapping[bytes, bytes] = {}
@@ -49,6 +51,14 @@ class Renewal(Struct, frozen=True, kw_only=True):
     reason: str = ""
     #: Whether the pod is Running.
     is_running: bool = False
+
+
+def _tokens_of(attempts: Sequence[tuple[str, PodAttempt]], client: Any) -> list[Any]:
+    pipeline = client.pipeline(transaction=False)
+    for node, attempt in attempts:
+        pipeline.get(keys.pod_token(node, attempt.pod, attempt.attempt))
+        pipeline.hget(keys.alive(node), attempt.id)
+    return answers_of(pipeline)
 
 
 class Alive:
@@ -99,17 +109,19 @@ class Alive:
         key = keys.pod_token(node, attempt.pod, attempt.attempt)
         self._link.ask(lambda client: client.set(key, digest, ex=keys.POD_TOKEN_TTL_S))
 
-    def token(self, node: str, attempt: PodAttempt) -> tuple[str, int]:
-        """Return the digest of an attempt's token, and the end of its lease; or "" and 0."""
-
-        def asked(client: Any) -> list[Any]:
-            pipeline = client.pipeline(transaction=False)
-            pipeline.get(keys.pod_token(node, attempt.pod, attempt.attempt))
-            pipeline.hget(keys.alive(node), attempt.id)
-            return answers_of(pipeline)
-
-        digest, until = self._link.ask(asked)
-        return _text(digest or b""), _number(until or b"")
+    def tokens(self, attempts: Sequence[tuple[str, PodAttempt]]) -> list[tuple[str, int]]:
+        """Return the digest of the token of each attempt on its node, and the end of its lease; or
+        "" and 0.
+        """
+        found: list[tuple[str, int]] = []
+        for start in range(0, len(attempts), _TOKENS_A_TRIP):
+            some = attempts[start : start + _TOKENS_A_TRIP]
+            answers = iter(self._link.ask(partial(_tokens_of, some)))
+            found += [
+                (_text(digest or b""), _number(until or b""))
+                for digest, until in zip(answers, answers, strict=True)
+            ]
+        return found
 
     def has_reported(self, node: str) -> bool:
         """Whether a node's agent has reported everything since the server's last start."""

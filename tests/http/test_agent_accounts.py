@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -9,21 +10,24 @@ import struct
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from secrets import token_hex
 
 import pytest
 from click.testing import CliRunner
 
+from batchq.api.access import parse_binding
 from batchq.api.node_report import AGENT_SOCKET
 from batchq.cli.main import main
+from batchq.client.access_control import Actor, Delegate
 from batchq.http import identities
-from batchq.http.identities import AgentAccounts
+from batchq.http.identities import AgentAccounts, AgentLooks
 from batchq.worker.host.accounts import Announcement
 from tests.client.stage import Stage
 from tests.e2e.test_two_users import public_python
 from tests.harness.server import Server
-from tests.http.api_process import ApiProcess
+from tests.http.api_process import ApiProcess, RunningApi
 from tests.http.test_doors import ASK
 
 LISTEN = """
@@ -36,6 +40,7 @@ print("ready", flush=True)
 sys.stdin.read()
 """
 
+ROOT = Actor(user="root@host", via="redis")
 #: No other test has it: what is announced holds for every API of this machine.
 AGENT_USER = 65_533
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -205,7 +210,7 @@ class WarningsOnly:
         self.remedies.append(remedy)
 
 
-def silent(prefix: bytes) -> frozenset[int]:
+def silent(prefix: bytes) -> tuple[frozenset[int], str]:
     """A kernel that does not name the accounts."""
     raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -262,3 +267,88 @@ def test_a_malformed_answer_of_the_kernel_does_not_end_the_looks(
 def torn(prefixes: object) -> None:
     """Read an answer that ends early."""
     struct.unpack("=I", b"1")
+
+
+def test_sockets_of_other_programs_are_not_taken_apart(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any account can make many of them."""
+    taken_apart, attributes_in = [], identities._attributes_in
+
+    def counted(body: bytes) -> Iterator[tuple[int, bytes]]:
+        taken_apart.append(body)
+        return attributes_in(body)
+
+    monkeypatch.setattr(identities, "_attributes_in", counted)
+    with ExitStack() as open_sockets:
+        for number in range(700):
+            other = open_sockets.enter_context(socket.socket(socket.AF_UNIX))
+            other.bind(f"\0{token_hex(4)}-{number}".encode().ljust(100, b"y"))
+            other.listen(0)
+        open_sockets.enter_context(closing(Announcement(is_wanted=True, prefix=prefix)))
+        accounts = AgentAccounts(prefix=prefix)
+        accounts.look()
+    assert os.getuid() in accounts
+    assert len(taken_apart) < 700
+
+
+def test_requests_share_a_look_that_begins_after_they_have_come() -> None:
+    begun, ended, go_on = [], [], threading.Event()
+
+    class Slow(AgentAccounts):
+        def look(self) -> None:
+            begun.append(1)
+            go_on.wait(60)
+            ended.append(1)
+
+    async def come() -> None:
+        looks = AgentLooks(Slow())
+        with ThreadPoolExecutor(4) as threads:
+            first = asyncio.create_task(looks.look(threads))
+            while not begun:
+                await asyncio.sleep(0.01)
+            later = [asyncio.create_task(looks.look(threads)) for _ in range(20)]
+            # One whose caller has gone is no look for the others.
+            first.cancel()
+            await asyncio.sleep(0.01)
+            go_on.set()
+            await asyncio.gather(*later)
+
+    asyncio.run(come())
+    assert (len(begun), len(ended)) == (2, 2)
+
+
+@pytest.mark.parametrize("name", ["getpwuid", "getpwnam"])
+def test_a_slow_directory_of_accounts_delays_no_other_caller(
+    server: Server, stage: Stage, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    is_asked, go_on = threading.Event(), threading.Event()
+
+    def slow(_: object) -> None:
+        is_asked.set()
+        go_on.wait(60)
+        raise KeyError
+
+    with (
+        Delegate(server.url) as delegate,
+        RunningApi(server.url) as api,
+        ThreadPoolExecutor(20) as others,
+    ):
+        for user in ("olga", "otto"):
+            delegate.access.grant(parse_binding(f"user:{user}", "operator", "*"), ROOT)
+        olga, otto = (
+            api.caller(delegate.access.create_token(user, ROOT).text) for user in ("olga", "otto")
+        )
+        assert olga("GET", "/v1/me").status == 200
+        monkeypatch.setattr(identities.pwd, name, slow)
+        if name == "getpwuid":
+            waiting = [others.submit(api.caller(), "GET", "/v1/me") for _ in range(20)]
+        else:
+            named = {"Batchq_As": "ben", "Batchq_Reason": "help"}
+            waiting = [others.submit(otto, "GET", "/v1/me", **named) for _ in range(20)]
+        assert is_asked.wait(30)
+        assert olga("GET", "/v1/me").status == 200
+        assert not any(one.done() for one in waiting)
+        go_on.set()
+        for one in waiting:
+            one.result()

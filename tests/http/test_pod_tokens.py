@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from batchq.api.transaction import Transaction, Write, fence_of
 from batchq.client.access_control import Actor, Delegate
 from batchq.store import keys
 from batchq.store.exec_channels import open_requests
+from batchq.store.link import Link
 from tests.client.stage import Stage
 from tests.harness.server import Server
 from tests.harness.tls import AUTHORITY, CERTIFICATES
@@ -302,6 +304,79 @@ def test_a_token_has_the_form_of_its_kind() -> None:
     assert not parts.matches("token", digest_of_secret(SECRET))
     assert parse_token(text.replace("bqp_", "bqt_")) is None
     assert parse_token(text[:-1] + ("0" if text[-1] != "0" else "1")) is None
+
+
+def test_any_number_of_pods_is_looked_up_in_as_many_requests_as_one(
+    pod: RunningPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, ask = [], Link.ask
+
+    def counted(link: Link, work: Any) -> Any:
+        asked.append(work)
+        return ask(link, work)
+
+    pod.delegate.pod_hold(pod.attempt)
+    monkeypatch.setattr(Link, "ask", counted)
+    assert set(pod.delegate.pod_holds([pod.attempt])) == {pod.attempt}
+    for_one = len(asked)
+    asked.clear()
+    others = [PodAttempt(f"unknown-{number}", 1) for number in range(200)]
+    assert set(pod.delegate.pod_holds([*others, pod.attempt])) == {pod.attempt}
+    # The server's clock is read now and then.
+    assert len(asked) <= for_one + 1
+
+
+def test_a_token_is_revoked_while_the_pods_with_streams_are_still_being_looked_up(
+    server: Server, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_asked, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> dict[PodAttempt, object]:
+        is_asked.set()
+        go_on.wait(60)
+        return {}
+
+    monkeypatch.setattr(Delegate, "pod_holds", slow)
+    with Delegate(server.url) as delegate, RunningApi(server.url) as api:
+        delegate.access.grant(parse_binding("user:ana", "viewer", "default"), ROOT)
+        created = delegate.access.create_token("ana", ROOT)
+        ana = api.caller(created.text)
+        assert ana("GET", "/v1/me").status == 200
+        assert is_asked.wait(30)
+        delegate.access.revoke_token(created.record.id, ROOT)
+        patiently(lambda: ana("GET", "/v1/me").status == 401)
+        assert not go_on.is_set()
+        go_on.set()
+
+
+def test_tokens_of_unknown_pods_are_looked_up_two_at_a_time_and_delay_no_other_caller(
+    server: Server, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most, go_on = [], [], threading.Event()
+
+    def slow(*_: object) -> None:
+        running.append(1)
+        most.append(len(running))
+        go_on.wait(60)
+        running.pop()
+
+    monkeypatch.setattr(Delegate, "pod_hold", slow)
+    with (
+        Delegate(server.url) as delegate,
+        RunningApi(server.url) as api,
+        ThreadPoolExecutor(30) as guesses,
+    ):
+        delegate.access.grant(parse_binding("user:ana", "viewer", "default"), ROOT)
+        ana = api.caller(delegate.access.create_token("ana", ROOT).text)
+        found = [
+            guesses.submit(api.caller(token_text("pod", f"a-1-{n}-1", SECRET)), "GET", "/v1/me")
+            for n in range(30)
+        ]
+        patiently(lambda: len(running) == 2)
+        assert ana("GET", "/v1/me").status == 200
+        go_on.set()
+        assert {one.result().status for one in found} <= {401, 429}
+    assert max(most) == 2
 
 
 NDJSON = "application/x-ndjson"

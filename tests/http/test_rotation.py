@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -378,3 +380,33 @@ def test_admins_rotate_the_tokens_of_service_accounts_within_their_scope(desk: D
     assert other("POST", path, {}).status == 403
     ada = desk.api.caller(access.create_token("ada", ROOT).text)
     assert ada("POST", path, {}).data["owner"] == "ml:ci"
+
+
+def test_no_request_of_a_successor_is_answered_before_its_first_use_is_recorded(
+    server: Server, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, note = threading.Event(), threading.Event(), AccessControl.note_use
+
+    def slow(access: AccessControl, token: str) -> None:
+        begun.set()
+        go_on.wait(60)
+        note(access, token)
+
+    with (
+        Delegate(server.url) as delegate,
+        RunningApi(server.url) as api,
+        ThreadPoolExecutor(2) as callers,
+    ):
+        successor = delegate.access.rotate(
+            delegate.access.create_token("ana", ROOT).record.id, ROOT
+        )
+        monkeypatch.setattr(AccessControl, "note_use", slow)
+        ana = api.caller(successor.text)
+        first = callers.submit(ana, "GET", "/v1/me")
+        assert begun.wait(30)
+        second = callers.submit(ana, "GET", "/v1/me")
+        with pytest.raises(TimeoutError):
+            second.result(1)
+        go_on.set()
+        assert (first.result().status, second.result().status) == (200, 200)
+        assert successor.record.id in delegate.access.last_uses()

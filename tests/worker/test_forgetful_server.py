@@ -103,7 +103,7 @@ def test_the_token_of_a_running_pod_is_kept_again_by_a_server_that_has_lost_it(
     assert parts is not None
     assert parts.id == f"{uid}-{attempt}"
     alive = stage.store.alive
-    assert alive.token(NODE, PodAttempt(uid, attempt))[0] == parts.digest
+    assert alive.tokens([(NODE, PodAttempt(uid, attempt))])[0][0] == parts.digest
     client = redis.Redis(unix_socket_path=str(server.socket))
     client.delete(keys.pod_token(NODE, uid, attempt))
     client.save()
@@ -111,4 +111,4 @@ def test_the_token_of_a_running_pod_is_kept_again_by_a_server_that_has_lost_it(
     server.stop()
     server.start()
     kept = PodAttempt(uid, attempt)
-    until(lambda: alive.token(NODE, kept)[0] == parts.digest, within_s=WITHIN_S)
+    until(lambda: alive.tokens([(NODE, kept)])[0][0] == parts.digest, within_s=WITHIN_S)

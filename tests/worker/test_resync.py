@@ -124,6 +124,6 @@ def test_the_token_of_a_pod_is_kept_for_another_day_while_it_runs(
         files.write(RunFile(pod=attempt.pod, attempt=1, token="d" * 64, outcome=outcome, **started))
     reports = PodReports(redis_store, "n1", files, author="host:1:1", lease_ms=30_000)
     reports.carry_out(RenewLeases(((HERE, "fence"), (ended, "fence"))))
-    assert redis_store.alive.token("n1", HERE)[0] == "d" * 64
+    assert redis_store.alive.tokens([("n1", HERE)])[0][0] == "d" * 64
     assert 86_300 < raw.ttl(keys.pod_token("n1", HERE.pod, 1)) <= 86_400
-    assert redis_store.alive.token("n1", ended)[0] == ""
+    assert redis_store.alive.tokens([("n1", ended)])[0][0] == ""

@@ -323,9 +323,9 @@ esac
 """
 
 
-def test_apptainer_leaves_no_file_of_a_pull_that_has_succeeded_or_was_cancelled(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a stand-in for apptainer; that for temporary files is beside it."""
     folder, temporary = tmp_path / "bin", tmp_path / "temporary"
     folder.mkdir()
     temporary.mkdir()
@@ -333,17 +333,39 @@ def test_apptainer_leaves_no_file_of_a_pull_that_has_succeeded_or_was_cancelled(
     (folder / "apptainer").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("TMPDIR", str(temporary))
+    return folder
+
+
+def temporary_files(apptainer: Path) -> list[Path]:
+    return list(apptainer.with_name("temporary").glob("*/*"))
+
+
+def test_apptainer_leaves_no_file_of_a_pull_that_has_succeeded_or_was_cancelled(
+    stage: Stage, apptainer: Path
+) -> None:
     stage.start_agent()
     [first] = stage.bind("true", container=Container(image="docker://first"))
-    until(lambda: (folder / "log").exists() and any(temporary.glob("*/*")), within_s=WITHIN_S)
+    log = apptainer / "log"
+    until(lambda: log.exists() and temporary_files(apptainer) != [], within_s=WITHIN_S)
     stage.stop(first, "Cancelled")
     assert stage.ended(first).status.reason == "Cancelled"
-    until(lambda: not any(temporary.glob("*/*")), within_s=WITHIN_S)
+    until(lambda: temporary_files(apptainer) == [], within_s=WITHIN_S)
     [second] = stage.bind("echo", "it runs", container=Container(image="docker://second"))
     assert stage.ended(second).status.phase == PodPhase.SUCCEEDED
     assert stage.output(second) == "it runs\n"
-    assert not any(temporary.glob("*/*"))
-    assert len((folder / "log").read_text().splitlines()) == 2
+    assert temporary_files(apptainer) == []
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_apptainer_leaves_no_file_of_a_pull_whose_agent_has_ended(
+    stage: Stage, apptainer: Path
+) -> None:
+    agent = stage.start_agent()
+    stage.bind("true", container=Container(image="docker://first"))
+    until(lambda: temporary_files(apptainer) != [], within_s=WITHIN_S)
+    agent.terminate()
+    agent.wait(WITHIN_S)
+    assert temporary_files(apptainer) == []
 
 
 # --- a real podman ----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,30 +37,42 @@ exec unshare --mount sh -c '
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def podman() -> Iterator[Path]:
     """A folder with the program podman, whose storage has the image."""
     program = shutil.which("podman")
     if program is None or not shutil.which("unshare"):
         pytest.skip("needs the programs podman and unshare (Debian: podman)")
-    home = tmp_path_factory.mktemp("podman")
+    # Podman allows 50 characters for the path of a folder in it.
+    home = Path(tempfile.mkdtemp(prefix="bq"))
     (home / "containers.conf").write_text(
         '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
     )
     (home / "bin").mkdir()
     wrapper = home / "bin" / "podman"
     troubles = []
-    for text in (PLAIN, MASKED):
-        wrapper.write_text("#!/bin/sh\n" + text.format(podman=program, home=home))
-        wrapper.chmod(0o755)
-        tar = subprocess.run(["tar", "-C", root_folder(home), "-c", "."], capture_output=True)
-        for words, given in ((("import", "-", IMAGE), tar.stdout), ((*TRIAL, IMAGE, "true"), b"")):
-            done = subprocess.run([wrapper, *words], input=given, capture_output=True)
-        if done.returncode == 0:
-            yield wrapper.parent
-            subprocess.run([wrapper, "rmi", "--all", "--force"], capture_output=True)
-            return
-        troubles.append(done.stderr.decode(errors="replace").strip())
+    try:
+        for text in (PLAIN, MASKED):
+            wrapper.write_text("#!/bin/sh\n" + text.format(podman=program, home=home))
+            wrapper.chmod(0o755)
+            trouble = trouble_with(wrapper, home)
+            if not trouble:
+                yield wrapper.parent
+                subprocess.run([wrapper, "rmi", "--all", "--force"], capture_output=True)
+                return
+            troubles.append(trouble)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
     pytest.skip(f"podman starts no container here: {'; '.join(troubles)[-300:]}")
+
+
+def trouble_with(podman: Path, home: Path) -> str:
+    """Make the image and run a container of it; return what goes wrong, "" if nothing does."""
+    tar = subprocess.run(["tar", "-C", root_folder(home), "-c", "."], capture_output=True)
+    for words, given in ((("import", "-", IMAGE), tar.stdout), ((*TRIAL, IMAGE, "true"), b"")):
+        done = subprocess.run([podman, *words], input=given, capture_output=True)
+        if done.returncode != 0:
+            return done.stderr.decode(errors="replace").strip()
+    return ""
 
 
 def root_folder(home: Path) -> Path:

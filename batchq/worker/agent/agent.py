@@ -41,7 +41,7 @@ from batchq.store.redis import open_when_up
 from batchq.store.rq_link import RqLink
 from batchq.system import structlog
 from batchq.worker.agent.exec_sessions import ExecSessions
-from batchq.worker.agent.image_pulls import ImagePulls
+from batchq.worker.agent.image_pulls import PULL_ENDS_WITHIN_MS, ImagePulls
 from batchq.worker.agent.leftovers import prune_logs, sweep
 from batchq.worker.agent.messages import (
     AgentEvent,
@@ -342,8 +342,9 @@ class Agent:
 
     def _end(self) -> None:
         """End all work-horses, whatever ended the loop; then report and withdraw if possible."""
-        self._pulls.close()
+        self._pulls.stop_all()
         self._slots.send(KILL_SIGNAL)
+        pulls_killed_at = monotonic_ms() + PULL_ENDS_WITHIN_MS
         give_up_at = monotonic_ms() + _END_MS
         while self._slots.horses():
             self._handle_events(_AWAY_MS)
@@ -353,6 +354,9 @@ class Agent:
             if monotonic_ms() >= give_up_at + _KILLED_MS:
                 log.error("work-horses cannot be ended", horses=sorted(self._slots.horses()))
                 break
+        while self._pulls.pids() and monotonic_ms() < pulls_killed_at:
+            self._handle_events(_LEAVE_LOOK_MS)
+        self._pulls.close()
         # Users hear that their commands have ended with the pods.
         give_up_at = monotonic_ms() + _LEAVE_MS
         while self._exec.pids() and monotonic_ms() < give_up_at:

@@ -53,7 +53,7 @@ _APPTAINER = (
     ' "$0" pull "$folder/image.sif" "$1"'
 )
 #: How long a pull that is stopped may take to remove its files.
-_ENDS_WITHIN_MS = 5_000
+PULL_ENDS_WITHIN_MS = 5_000
 #: How long its keeper may then take to kill what is left.
 _KILLED_WITHIN_MS = 10_000
 #: The variables of a pod that the pull of its image has, too.
@@ -156,11 +156,21 @@ class ImagePulls:
         for image, pull in list(self._pulls.items()):
             pull.attempts.pop(instruction.attempt, None)
             if not pull.attempts:
-                log.info("pull stopped", image=image.reference)
-                pull.killed_at = monotonic_ms() + _ENDS_WITHIN_MS
-                pull.send(STOP)
-                self._stopping.append(self._pulls.pop(image))
+                self._stop(image)
         return None
+
+    def stop_all(self) -> None:
+        """Tell all pulls to stop: they remove their files, and `close` kills what is left later."""
+        for image, pull in list(self._pulls.items()):
+            pull.attempts.clear()
+            self._stop(image)
+
+    def _stop(self, image: _Image) -> None:
+        pull = self._pulls.pop(image)
+        log.info("pull stopped", image=image.reference)
+        pull.killed_at = monotonic_ms() + PULL_ENDS_WITHIN_MS
+        pull.send(STOP)
+        self._stopping.append(pull)
 
     def kill_overdue(self) -> None:
         """Kill pulls that were told to stop, and have not, and those that fill the disk."""

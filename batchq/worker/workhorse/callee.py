@@ -115,6 +115,8 @@ def _stand_by() -> bool:
 
     orders = socket.socket(fileno=os.dup(_STDIN))
     _own_modules.update((name, sys.modules[name]) for name in set(sys.modules) - before)
+    # A forked process returns from here, and would touch each name to free the set.
+    del before
     _restore_environment()
     gc.collect()
     gc.freeze()
@@ -129,7 +131,7 @@ def _stand_by() -> bool:
         # This process would copy the pages that it writes to as well, so the other does the rest.
         pid = os.fork()
         if pid == 0:
-            orders.close()
+            os.close(orders.detach())
             parts = _parts_of(order)
             _kept.extend((orders, order, parts, descriptors))
             # A module of the pod may have the name of one that only the standby needs.

@@ -1,8 +1,8 @@
 """The Lua scripts, by name: their text, and the digest by which the server knows them.
 
-`commit` is eight files, in this order: bounds, the change stream, batched reads and writes of
-hashes, the words of the transactions, the checks of writes, the arithmetic of charges, the checks
-of limits, and the commit itself.
+`commit` is nine files, in this order: bounds, the change stream, batched reads and writes of
+hashes, the words of the transactions, the checks of writes, the records and the arithmetic of
+charges, the checks of limits, and the commit itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def _read(name: str, *parts: str, may_fail: bool = False) -> Script:
     return Script(name, text, sha, may_fail)
 
 
-COMMIT = _read("commit", "bounds", "stream", "hashes", "words", "moves", "charges", "limits")
+COMMIT = _read(
+    "commit", "bounds", "stream", "hashes", "words", "moves", "held", "charges", "limits"
+)
 DISCARD = _read("discard", "stream")
 LEAD = _read("lead", "stream")
 MEND = _read("mend", "stream")

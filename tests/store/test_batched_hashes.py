@@ -33,9 +33,9 @@ def test_a_hash_is_read_and_written_once_for_many_transactions(
     raw.config_resetstat()
     redis_store.commit([making(number) for number in range(100)], request_id="1")
     calls = calls_of(raw)
-    # Heads and charges; then objects, heads, charges and sums. The sums of two scopes are read, and
-    # the type of each of the four hashes.
-    assert (calls["hmget"], calls["hset"], calls["hget"]) == (2, 4, 2 + 4)
+    # Heads, charges and sums; then objects, heads, charges and sums. The types of the objects and
+    # of the sums are read before any decision.
+    assert (calls["hmget"], calls["hset"], calls["hget"]) == (3, 4, 2)
     assert calls["xadd"] == 200
     assert redis_store.ledger() == {"node:n1": {"cpu": 100}, "ns:x": {"cpu": 100}}
 

@@ -13,15 +13,33 @@ local sums, moved, is_moved = {}, {}, {}
 -- is decided by them until the leader has recounted them (recount.lua).
 local malformed, is_record_malformed = {}, false
 
-local function sum(field)
-  local units = sums[field]
-  if not units then
-    local stored = redis.call('HGET', KEYS[6], field)
-    units = units_of(stored or '0')
-    if not units then malformed[field], units = true, 0 end
-    sums[field] = units
-  end
+local function know(field, stored)
+  local units = units_of(stored or '0')
+  if not units then malformed[field], units = true, 0 end
+  sums[field] = units
   return units
+end
+
+local function sum(field)
+  return sums[field] or know(field, redis.call('HGET', KEYS[6], field))
+end
+
+-- Reads the sums of these fields that are not known yet, with few commands.
+local function read_sums(plus, minus)
+  local unread
+  for _, fields in ipairs({plus, minus}) do
+    for field in pairs(fields) do
+      if not sums[field] then
+        unread = unread or {}
+        sums[field], unread[#unread + 1] = 0, field
+      end
+    end
+  end
+  for first = 1, unread and #unread or 0, FIELDS do
+    local last = math.min(first + FIELDS - 1, #unread)
+    local some = redis.call('HMGET', KEYS[6], unpack(unread, first, last))
+    for place = first, last do know(unread[place], some[place - first + 1]) end
+  end
 end
 
 -- Whether a transaction with these additions and deductions depends on a malformed value.
@@ -49,45 +67,9 @@ local function set_sums()
   end
 end
 
-local NOTHING = {parts = {}, by_field = {}, is_countable = true}
-
--- Decoded charges by record: most holders in a call have identical records.
-local known = {}
-
--- Bounds on one record's bytes, on its scopes times amounts, and on the parts weighed in one call;
--- batchq never exceeds them.
-local MOST_RECORD_BYTES, MOST_PARTS, MOST_PARTS_A_CALL = 262144, 16384, 500000
+-- A bound on the parts weighed in one call; batchq never exceeds it.
+local MOST_PARTS_A_CALL = 500000
 local parts_left = MOST_PARTS_A_CALL
-
-local function read_held(record)
-  if #record > MOST_RECORD_BYTES then error('too long') end
-  local decoded = cjson.decode(record)
-  if #decoded[1] * #decoded[2] > MOST_PARTS then error('too many parts') end
-  local found = {parts = {}, by_field = {}, is_countable = true}
-  for _, scope in ipairs(decoded[1]) do
-    for _, amount in ipairs(decoded[2]) do
-      local field, digits = scope .. ' ' .. amount[1], string.match(amount[2], '^%d+$')
-      local units = #digits < 40 and tonumber(digits) or 1 / 0
-      found.is_countable = found.is_countable and #digits < 18
-      found.parts[#found.parts + 1] = {scope, amount[1], units, field}
-      found.by_field[field] = units
-    end
-  end
-  return found
-end
-
--- Returns what a holder is charged: parts {scope, resource, units, ledger field} in order, and
--- units by field; nil for a malformed record.
-local function held(record)
-  if not record or record == '' then return NOTHING end
-  local found = known[record]
-  if found == nil then
-    local is_one, decoded = pcall(read_held, record)
-    found = is_one and decoded
-    known[record] = found
-  end
-  return found or nil
-end
 
 -- Returns what the charges add and deduct by '<scope> <resource>', and each growth of a holder in
 -- order: the part that grows, by how much, and whether it is checked. The charges are the words

@@ -24,12 +24,14 @@ local answered = redis.call('GET', KEYS[1])
 if answered then return answered end
 if ARGV[9] ~= '' and not redis.call('GET', ARGV[9]) then return '' end
 local begins, firsts, audits, trail = read_words(ARGV[1])
-local wrong = refuse_size() or not begins and firsts or unwritable(5, trail) or keep_in_step()
+if ARGV[2] ~= '' then ask_for(KEYS[10], 'run') end
+local wrong = refuse_size() or not begins and firsts or read_asked()
+  or unwritable(5, trail, hashes) or keep_in_step()
 if wrong then return wrong end
 -- A server that cannot write (full, read-only) fails here, before anything has been written.
 redis.call('INCRBY', KEYS[3], 0)
 -- Counted here and written at the end, like the ledger's sums.
-local former = count_of_writes()
+local former = writes
 local revision = former
 
 local function apply_write(rest, place, kind, key, expect, _, phase, fence, stop, is_kept)
@@ -50,8 +52,9 @@ end
 -- Whether no leader has been elected since the server started: it may have lost writes, and a later
 -- leader may have been given the same epoch in them.
 local function is_leaderless()
-  local run = redis.call('HGET', KEYS[10], 'run')
-  return run and run ~= string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+  local run = value_of(KEYS[10], 'run')
+  -- A pattern that captures it takes as long as the command.
+  return run and not string.find(redis.call('INFO', 'server'), 'run_id:' .. run .. '\r\n', 1, true)
 end
 
 local function refuse_epoch()
@@ -70,6 +73,7 @@ local function transact(value, write, charge, limit, delivery, event, past)
   end
   if charge < limit then
     local plus, minus, growths = weigh(charge, limit)
+    if growths then read_sums(plus, minus) end
     local refused = growths and refuse_charges(plus, minus, growths, limit, delivery)
     if not growths or is_malformed(plus, minus) then return {'conflict', 'the ledger'} end
     if refused then return refused end
@@ -92,7 +96,6 @@ end
 
 local answers = {}
 local function transact_all()
-  read_asked()
   for number, begin in ipairs(begins) do
     answers[number] = outdated or transact(firsts[number], parts_at(begin))
     if trail and answers[number] == ok then audit(ARGV[audits + number - 1], trail) end

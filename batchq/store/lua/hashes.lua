@@ -22,12 +22,16 @@ local function ask_for(name, field)
   end
 end
 
+-- Returns the error to answer with if one of the hashes cannot be read.
 local function read_asked()
   for name, hash in pairs(hashes) do
     local asked, old = hash.asked, hash.old
     for first = 1, #asked, FIELDS do
       local last = math.min(first + FIELDS - 1, #asked)
-      local some = redis.call('HMGET', name, unpack(asked, first, last))
+      local some = redis.pcall('HMGET', name, unpack(asked, first, last))
+      if some.err then
+        return string.match(tostring(some.err), 'WRONGTYPE') and damaged(name) or some
+      end
       for place = first, last do old[asked[place]] = some[place - first + 1] end
     end
   end

@@ -36,15 +36,15 @@ end
 
 -- Returns the error to answer with if one of the keys from `first` on, a stream and then hashes,
 -- cannot be written: it has another type, or the stream's ids are beyond any clock and may run out,
--- either of which would end a call halfway. If `trail` is a number, the key there is a stream, too.
--- It uses only commands that every role may call.
-local function unwritable(first, trail)
+-- either of which would end a call halfway. If `trail` is a number, the key there is a stream, too;
+-- hashes that `read` names have been read. It uses only commands that every role may call.
+local function unwritable(first, trail, read)
   for place = first, #KEYS do
     local key, info = KEYS[place], nil
     if key ~= KEYS[1] and (place == first or place == trail) then
       info = redis.pcall('XINFO', 'STREAM', key)
       if newest_in(info) >= MOST_WRITES then return damaged(key) end
-    elseif key ~= KEYS[1] then
+    elseif key ~= KEYS[1] and not (read and read[key]) then
       info = redis.pcall('HGET', key, '')
     end
     local why = type(info) == 'table' and info.err
@@ -53,24 +53,24 @@ local function unwritable(first, trail)
   return nil
 end
 
--- What keep_in_step repaired: the name of the key and its former number.
-local repaired, was
+-- What keep_in_step repaired: the name of the key and its former number; then the count of writes.
+local repaired, was, writes
 
 -- The count may have been set back, or entries appended, past batchq. Then each append of a commit
 -- would fail, in this one and in all later ones. So the count follows; where it cannot, the stream
 -- is deleted, and its readers list again. Returns the error to answer with if the count is
 -- malformed.
 local function keep_in_step()
-  local count = count_of_writes()
-  if not count then return damaged(KEYS[3]) end
+  writes = count_of_writes()
+  if not writes then return damaged(KEYS[3]) end
   local info = redis.pcall('XINFO', 'STREAM', KEYS[4])
   if info.err then
     return string.match(tostring(info.err), 'WRONGTYPE') and damaged(KEYS[4]) or nil
   end
   local ahead = newest_in(info)
-  if ahead <= count then return nil end
+  if ahead <= writes then return nil end
   if ahead < MOST_WRITES then
-    repaired, was = KEYS[3], string.format('%.0f', count)
+    repaired, was, writes = KEYS[3], string.format('%.0f', writes), ahead
     redis.call('SET', KEYS[3], string.format('%.0f', ahead))
   else
     repaired, was = KEYS[4], string.format('%.0f', ahead)

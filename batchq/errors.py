@@ -9,6 +9,7 @@
     ├── Conflict                     8     the object is not in a state that allows this
     │   └── UnreadableRecord         8     the record stored under its name is unreadable
     ├── StoreUnavailable             9     the server does not answer, or refuses us
+    │   └── Unauthenticated          9     the HTTP API does not know the caller
     ├── GroupFailed                 10     the group whose results were asked for has failed
     ├── GroupCancelled              11     it was cancelled
     ├── Rejected                    12     well-formed, but a rule of the system refuses it
@@ -85,6 +86,13 @@ class StoreUnavailable(BatchqError):
     def __init__(self, message: str, *, hint: str = "", lasts: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.lasts = lasts
+
+
+class Unauthenticated(StoreUnavailable):
+    """The HTTP API does not know the caller: its token is wrong, or is no longer valid."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint, lasts=True)
 
 
 class GroupFailed(BatchqError):

@@ -19,7 +19,7 @@ from batchq.cli.output.forms import Output
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.render import show_fields
 from batchq.cli.output.terminal import echo
-from batchq.errors import InvalidInput, NotFound, StoreUnavailable, UsageError
+from batchq.errors import InvalidInput, NotFound, StoreUnavailable, Unauthenticated, UsageError
 from batchq.paths import LONGEST_SOCKET_PATH_BYTES
 
 if TYPE_CHECKING:
@@ -511,6 +511,8 @@ def logout() -> None:
             session.request("DELETE", f"/v1/tokens/{token}")
     except NotFound:
         echo(f"logged out of {kept.server}, where token {token} is gone already")
+    except Unauthenticated as error:
+        echo(f"logged out of {kept.server}: {error.message}")
     except StoreUnavailable as error:
         raise StoreUnavailable(
             f"token {token} is forgotten here, and was not revoked: {error.message}",

@@ -17,6 +17,7 @@ from batchq.client.access_control import Actor, Delegate
 from batchq.errors import StoreUnavailable
 from tests.cli.conftest import Ran, run
 from tests.client.stage import Stage
+from tests.daemon.waiting import until
 from tests.harness.server import Server
 from tests.harness.tls import AUTHORITY, CERTIFICATES
 from tests.http.api_process import RunningApi
@@ -120,6 +121,24 @@ def test_an_api_without_tls_is_suspected_where_https_is_asked_for(
             ),
         ],
     )
+
+
+def test_a_token_that_was_revoked_meanwhile_is_forgotten_without_an_error(
+    server: Server, token: str, secured: RunningApi, home: Path
+) -> None:
+    log_in(secured, token, "--ca-file", str(AUTHORITY))
+    name = token.split("_")[1]
+    with Delegate(server.url) as delegate:
+        delegate.access.revoke_token(name, ROOT)
+    # The API hears of it within a second.
+    until(lambda: run("whoami").code == 9)
+    done = run("logout")
+    assert (done.code, done.err, done.out) == (
+        0,
+        "",
+        f"logged out of https://localhost:{secured.port}: token {name} was revoked\n",
+    )
+    assert not (home / "credentials.json").exists()
 
 
 def test_whoami_says_that_commands_use_a_redis_server(running_api: RunningApi) -> None:

@@ -67,7 +67,7 @@ swarm: $(VENV)/.installed-test  ## thousands of random worlds and days, 500 kill
 .NOTPARALLEL:
 .PHONY: swarm-of-tests swarm-of-worlds swarm-of-days swarm-of-faults swarm-of-kills swarm-of-damage swarm-of-requests swarm-of-frameworks swarm-of-slow-tests
 swarm-of-tests:
-	$(THOROUGHLY) tests/property tests/sim tests/client tests/days tests/traces tests/contract tests/unit/test_manifest_roundtrip.py
+	$(THOROUGHLY) tests/property tests/sim tests/client tests/days tests/traces tests/contract tests/unit/test_manifest_roundtrip.py tests/unit/test_access.py
 swarm-of-worlds:
 	$(BIN)/python -m tests.worlds --seeds $(call of,5000)
 	$(BIN)/python -m tests.worlds --wide --seeds $(call of,5000)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.cli.conftest import run
+from tests.effort import usually
 
 #: A password; the tests search for its middle, because even a part must not be shown.
 SECRETS = st.builds(
@@ -94,7 +95,7 @@ def has_a_secret(text: str) -> bool:
     return any(core[place : place + 5] in text.lower() for core in CORES for place in range(5))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=usually(60, 150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(shape=SHAPES, secret=SECRETS, is_quoted=st.booleans(), place=PLACES, words=WORDS)
 def test_no_message_contains_the_secret_of_a_url(
     monkeypatch: pytest.MonkeyPatch,

@@ -38,13 +38,13 @@ def compare(log: str, policy: str, jobs: int, *, per_event: bool = False) -> Sch
 @pytest.mark.parametrize("log", [KTH, SDSC])
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_the_first_jobs_start_when_the_golden_file_says(log: str, policy: str) -> None:
-    compare(log, policy, usually(400, 1000))
+    compare(log, policy, usually(250, 1000))
 
 
 @pytest.mark.parametrize("log", [KTH, SDSC])
 @pytest.mark.parametrize("policy", ["easy", "easy-sjf"])
 def test_so_they_do_with_one_pass_per_event(log: str, policy: str) -> None:
-    compare(log, policy, usually(300, 1000), per_event=True)
+    compare(log, policy, usually(200, 1000), per_event=True)
 
 
 # Half a minute on a busy machine; the first jobs of the same schedule are compared above.

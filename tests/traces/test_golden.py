@@ -6,20 +6,41 @@ a comparison of the first thousand must submit all jobs up to the start of the l
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
+from msgspec import structs
 
 from batchq.lab.workload.play import play_load
 from batchq.lab.workload.schedule import Schedule, figures_of
-from batchq.lab.workload.traces import POLICIES, POLICY_CONFIG, read_swf, strategy_of, swf_load
+from batchq.lab.workload.traces import (
+    POLICIES,
+    POLICY_CONFIG,
+    Trace,
+    read_swf,
+    strategy_of,
+    swf_load,
+)
 from tests.effort import usually
 from tests.harness.traces import golden_starts, real_log
 
 KTH, SDSC = "KTH-SP2-1996-2", "SDSC-SP2-1998-4.2-cln"
 
 
+@cache
+def read(log: str) -> Trace:
+    """Read the first five thousand jobs of a log, once for all tests: that takes a second."""
+    return read_swf(real_log(log), most=5000)
+
+
+def first_of(log: str, jobs: int) -> Trace:
+    """Return the log up to this job."""
+    return structs.replace(read(log), jobs=read(log).jobs[:jobs])
+
+
 def played(log: str, policy: str, jobs: int, *, per_event: bool = False) -> Schedule:
     """Return the schedule of the first jobs of a log under a policy."""
-    load = swf_load(read_swf(real_log(log), most=jobs), strategy=strategy_of(policy))
+    load = swf_load(first_of(log, jobs), strategy=strategy_of(policy))
     return play_load(load, POLICY_CONFIG, name=policy, per_event=per_event)
 
 
@@ -27,7 +48,7 @@ def compare(log: str, policy: str, jobs: int, *, per_event: bool = False) -> Sch
     """Play a log, and compare the starts of its first jobs with the published ones."""
     golden = golden_starts(log, policy, per_event=per_event)
     first = dict(list(golden.items())[:jobs])
-    rest = read_swf(real_log(log), most=len(golden)).jobs[jobs:]
+    rest = read(log).jobs[jobs : len(golden)]
     came = jobs + sum(job.submit_s <= max(first.values()) for job in rest)
     schedule = played(log, policy, came, per_event=per_event)
     assert {one.number: one.start_s for one in schedule.jobs[:jobs]} == first

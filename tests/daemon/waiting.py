@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-
 #: A condition may be a request to a server, so one that takes long is tried less often.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
 

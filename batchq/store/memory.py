@@ -201,7 +201,10 @@ class MemoryStore:
 
     def _count(self, weighed: Weighed) -> None:
         for scope, more in weighed.plus.items():
-            sums = self._sums.setdefault(scope, {})
+            sums = self._sums.get(scope)
+            if sums is None:
+                self._sums[scope] = dict(more)
+                continue
             for name, units in more.items():
                 sums[name] = sums.get(name, 0) + units
         for scope, less in weighed.minus.items():

@@ -78,7 +78,7 @@ class ObjectRow(Generic[T]):
         if place < len(chunk.keys) and chunk.keys[place] == key:
             former = chunk.items[place]
             if former is not item:
-                items = (*chunk.items[:place], item, *chunk.items[place + 1 :])
+                items = chunk.items[:place] + (item,) + chunk.items[place + 1 :]  # noqa: RUF005
                 # Keep the same keys tuple: a comparison of two chunks then sees that only items
                 # changed.
                 self._exchange(at, 1, Chunk(chunk.first, chunk.keys, items))
@@ -88,10 +88,11 @@ class ObjectRow(Generic[T]):
             # Adding in order of key fills chunks and splits none.
             self._exchange(at + 1, 0, chunk_of((key,), (item,)))
             return None
-        keys = (*chunk.keys[:place], key, *chunk.keys[place:])
-        items = (*chunk.items[:place], item, *chunk.items[place:])
+        # Slices are copied as blocks, which unpacking them does not do.
+        keys = chunk.keys[:place] + (key,) + chunk.keys[place:]  # noqa: RUF005
+        items = chunk.items[:place] + (item,) + chunk.items[place:]  # noqa: RUF005
         if len(keys) <= CHUNK:
-            self._exchange(at, 1, chunk_of(keys, items))
+            self._exchange(at, 1, Chunk(keys[0], keys, items))
             return None
         half = len(keys) // 2
         halves = chunk_of(keys[:half], items[:half]), chunk_of(keys[half:], items[half:])
@@ -118,7 +119,7 @@ class ObjectRow(Generic[T]):
         if not keys:
             self._exchange(at, 1)
         elif len(keys) >= SMALL or not self._join(at, keys, items):
-            self._exchange(at, 1, chunk_of(keys, items))
+            self._exchange(at, 1, Chunk(keys[0], keys, items))
         return chunk.items[place]
 
     def get(self, key: str) -> T | None:
@@ -175,8 +176,8 @@ class ObjectTable:
         #: The pods of each group, by its uid: a tuple, or a view of a row if they are many.
         self._pods: ObjectRow[Sequence[Pod]] = ObjectRow()
         self._many: dict[str, ObjectRow[Pod]] = {}
-        #: Groups whose pods have changed: uid -> its pods, by uid.
-        self._changed: dict[str, ObjectRow[Pod]] = {}
+        #: Groups whose pods have changed: uid -> its pods, by uid; a row if they are many.
+        self._changed: dict[str, _FewPods | ObjectRow[Pod]] = {}
         self._by_uid: ByUid[Sequence[Pod]] = ByUid(Rows())
         #: Pods on nodes, by key; and the number of pods on each node.
         self._on_node: dict[str, Pod] = {}
@@ -215,8 +216,8 @@ class ObjectTable:
 
     def pods_of(self, group: str) -> Sequence[Pod]:
         """Return the pods of a group, by its uid, ordered by key."""
-        if group in self._changed:
-            self._settle(group, self._changed.pop(group))
+        if (pods := self._changed.get(group)) is not None:
+            return pods.all()
         return self._pods.get(group) or ()
 
     def fill(self, kind: str, known: Mapping[str, Object]) -> None:
@@ -315,12 +316,16 @@ class ObjectTable:
             self._by_uid = ByUid(rows)
         return self._by_uid
 
-    def _settle(self, group: str, pods: ObjectRow[Pod]) -> None:
+    def _settle(self, group: str, pods: _FewPods | ObjectRow[Pod]) -> None:
         if len(pods) > MANY:
+            if isinstance(pods, _FewPods):
+                few, pods = pods, ObjectRow()
+                pods.fill(few)
             self._many[group] = pods
             self._pods.put(group, pods.all())
             return
-        self._many.pop(group, None)
+        if self._many:
+            self._many.pop(group, None)
         if pods:
             self._pods.put(group, tuple(pods.all()))
         else:
@@ -344,14 +349,32 @@ class ObjectTable:
             if not self._in_use[name]:
                 del self._in_use[name]
 
-    def _pods_in_change(self, group: str) -> ObjectRow[Pod]:
-        if group not in self._changed:
-            row = self._many.get(group)
-            if row is None:
-                row = ObjectRow()
-                row.fill({pod.metadata.uid: pod for pod in self._pods.get(group) or ()})
-            self._changed[group] = row
-        return self._changed[group]
+    def _pods_in_change(self, group: str) -> _FewPods | ObjectRow[Pod]:
+        pods = self._changed.get(group)
+        if pods is None:
+            pods = self._many.get(group) if self._many else None
+            if pods is None:
+                stored = self._pods.get(group) or ()
+                pods = _FewPods((pod.metadata.uid, pod) for pod in stored)
+            self._changed[group] = pods
+        return pods
+
+
+class _FewPods(dict[str, Pod]):
+    """The pods of one group, by uid, while they change; `ObjectRow` for a group with few pods, for
+    which a row's chunks cost more than sorting.
+    """
+
+    __slots__ = ()
+
+    def put(self, uid: str, pod: Pod) -> None:
+        self[uid] = pod
+
+    def remove(self, uid: str) -> None:
+        self.pop(uid, None)
+
+    def all(self) -> tuple[Pod, ...]:
+        return tuple(self[uid] for uid in sorted(self)) if len(self) > 1 else tuple(self.values())
 
 
 def _replaces(former: Pod, item: Object | None) -> bool:

@@ -63,7 +63,7 @@ def well_formed(transaction: Transaction) -> Transaction:
     for charge in charges:
         if charge.amounts and min(charge.amounts.values()) < 0:
             raise _broken(transaction, f"charges {charge.holder} a negative amount")
-        if " " in "".join(charge.scopes):
+        if charge.scopes and " " in "".join(charge.scopes):
             raise _broken(transaction, f"charges {charge.holder} in a scope with a space in it")
     if limits:
         _check_limits(transaction)
@@ -127,6 +127,8 @@ def commit_of(
         )
     applied: list[Transaction] = []
     refused: list[Refusal] = []
+    if all([answer.word is Word.OK for answer in answers]):  # noqa: C419 - a list is faster
+        return Commit(applied=tuple(transactions), revision=revision)
     for transaction, answer in zip(transactions, answers, strict=True):
         if answer.word == Word.OK:
             applied.append(transaction)
@@ -208,7 +210,7 @@ def weigh(charges: tuple[Charge, ...], former: Callable[[str], Held]) -> Weighed
     for charge in charges:
         was, now = former(charge.holder), held_by(charge)
         held[charge.holder] = now
-        for scope, more in _beyond(now, was):
+        for scope, more in _beyond(now, was) if now[0] else ():
             growths.append((charge.checked, scope, more))
             plus[scope] = _sum(plus[scope], more) if scope in plus else more
         for scope, less in _beyond(was, now) if was[0] else ():
@@ -283,10 +285,12 @@ def refuse_charges(
                 limited = {**(limits(EVERY_NAMESPACE) or _NONE), **limited}
             absent = 0 if is_of_node(scope) else MOST
         for name, need in more.items():
-            added, taken = plus[name], minus.get(name, 0)
+            added, taken = plus[name], minus.get(name, 0) if minus else 0
+            if added <= taken:
+                continue
             rest = now.get(name, 0) - taken
-            limit = min(MOST, limited.get(name, absent))
-            if added > taken and added > limit - rest:
+            limit = min(MOST, limited.get(name, absent)) if limited else min(MOST, absent)
+            if added > limit - rest:
                 return _passed(scope, name, need=need, limit=limit, rest=rest, added=added)
     return None
 
@@ -308,10 +312,11 @@ def _of_cluster(
 ) -> Mapping[str, int]:
     """Return the cluster's limits; `there` is its capacity before the transaction."""
     plus, minus = weighed.plus.get(CAPACITY, _NONE), weighed.minus.get(CAPACITY, _NONE)
-    limits = {
-        name: (there.get(name, 0) + plus.get(name, 0) - minus.get(name, 0)) * overcommit // 1000
-        for name in names
-    }
+    if plus or minus:
+        there = {
+            name: there.get(name, 0) + plus.get(name, 0) - minus.get(name, 0) for name in names
+        }
+    limits = {name: there.get(name, 0) * overcommit // 1000 for name in names}
     limits[POD_GROUPS] = MOST
     return limits
 

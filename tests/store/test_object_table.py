@@ -11,7 +11,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Metadata, Pod, PodGroup, PodSpec, PodStatus
 from batchq.core.cache.chunks import ByUid, Rows
 from batchq.core.session.snapshot import Snapshot, says_the_same
-from batchq.store.object_table import ObjectTable
+from batchq.store.object_table import MANY, ObjectTable
 from tests.builders import a_node, a_queue
 
 
@@ -177,3 +177,17 @@ def test_nodes_are_the_same_objects_until_they_or_their_beats_change() -> None:
     assert [one.metadata.name for one in table.snapshot(4).nodes] == ["n1", "n2"]
     table.set_beats({})
     assert [one.status.heartbeat for one in table.snapshot(5).nodes] == [None, None]
+
+
+def test_a_group_grows_to_many_pods_and_shrinks_again() -> None:
+    table = ObjectTable()
+    wanted = [f"a{number:04}" for number in range(MANY + 2)]
+    for uid in reversed(wanted):
+        table.put("Pod", uid, pod(uid, "a"))
+    assert [one.metadata.uid for one in table.pods_of("u-a")] == wanted
+    assert uids(table.snapshot(1).pods) == {"u-a": wanted}
+    for uid in wanted[3:]:
+        table.remove("Pod", uid)
+    assert uids(table.snapshot(2).pods) == {"u-a": wanted[:3]}
+    table.put("Pod", "a9999", pod("a9999", "a"))
+    assert uids(table.snapshot(3).pods) == {"u-a": [*wanted[:3], "a9999"]}

@@ -648,7 +648,10 @@ class EquivalenceClass:
         "watches",
     )
 
-    def __init__(self, asks: Key, queue: str) -> None:
+    def __init__(self, asks: Key, queue: str, former: EquivalenceClass | None = None) -> None:
+        """`former` is an earlier class with the same key, which has become empty: what was found
+        about the requests of its members still holds while the configuration does.
+        """
         self.asks = asks
         self.queue = queue
         self.members: Ordered[GroupState] = Ordered()
@@ -677,6 +680,9 @@ class EquivalenceClass:
         self.full_above = 0
         #: Whether its requests count in the demand of its queue.
         self.in_demand = False
+        if former is not None:
+            self.ineligible, self.ineligible_in = former.ineligible, former.ineligible_in
+            self.could_fit_in, self.headroom = former.could_fit_in, former.headroom
 
     def __len__(self) -> int:
         return len(self.members)

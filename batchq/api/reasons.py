@@ -6,14 +6,15 @@ Conditions, the command line, the Python client and metrics use the same words.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
-from functools import cached_property
-from typing import TypeAlias
+from typing import Any, Generic, Self, TypeAlias, TypeVar, overload
 
 from msgspec import Struct, structs
 
 from batchq.api.resources import describe_quantity
+
+T = TypeVar("T")
 
 
 class Waiting(StrEnum):
@@ -231,6 +232,27 @@ class Explanation(Struct, frozen=True, kw_only=True):
 Cause: TypeAlias = tuple[object, ...]
 
 
+class _computed_once(Generic[T]):  # noqa: N801 - a decorator
+    """A property that is computed once for each object, as functools.cached_property, which takes
+    a lock for each value up to Python 3.11.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self._name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | T:
+        if instance is None:
+            return self
+        found = instance.__dict__[self._name] = self._compute(instance)
+        return found
+
+
 class Blockers(tuple[Verdict, ...]):
     """All blockers of a group, the most fundamental first; one value is shared by all groups with
     equal refusals, so that results derived from it are computed once.
@@ -239,17 +261,17 @@ class Blockers(tuple[Verdict, ...]):
     #: Whether a plugin refuses this group alone, and not all groups that ask for the same.
     are_own = False
 
-    @cached_property
+    @_computed_once
     def causes(self) -> tuple[Cause, ...]:
         """The cause of each blocker."""
         return causes_of(self)
 
-    @cached_property
+    @_computed_once
     def are_in_line(self) -> bool:
         """Whether every blocker leaves the group in line."""
         return all(verdict.in_line for verdict in self)
 
-    @cached_property
+    @_computed_once
     def wait_in_line(self) -> bool:
         """Whether a group with these refusals keeps its place in line.
 
@@ -260,12 +282,12 @@ class Blockers(tuple[Verdict, ...]):
             verdict.in_line or verdict.reason == Waiting.WAITING_FOR_QUOTA for verdict in self
         )
 
-    @cached_property
+    @_computed_once
     def turn(self) -> str:
         """The head whose turn it waits for; see `turn_of`."""
         return turn_of(self)
 
-    @cached_property
+    @_computed_once
     def reasons(self) -> frozenset[Waiting]:
         """The reasons among them."""
         return frozenset(verdict.reason for verdict in self)

@@ -570,9 +570,11 @@ def is_kept_out(session: Session, peers: EquivalenceClass) -> bool:
     """Return whether a class is parked and the reason still holds."""
     if not peers.is_parked:
         return False
-    if session.get(NODE_REFUSALS).holds(peers):
-        return session.get(NODE_REFUSALS).keeps_out(session, peers)
-    return peers.watches is None or session.ledger.used(*peers.watches) > peers.full_above
+    if peers.watches is not None:
+        # Only a class without a watched limit waits for nodes.
+        return session.ledger.used(*peers.watches) > peers.full_above
+    refusals = session.get(NODE_REFUSALS)
+    return not refusals.holds(peers) or refusals.keeps_out(session, peers)
 
 
 def refuse_class(
@@ -594,7 +596,7 @@ def refuse_class(
         return
     peers.verdicts, peers.behind = verdicts, kind
     line = _line_of(session, group)
-    shown = verdicts if behind is None else session.dated((*verdicts, behind))
+    shown = verdicts if behind is None else _with_behind(session, verdicts, behind)
     if peers.show(shown):
         line.unwritten[peers.asks] = peers
     line.count(peers, counts=verdicts.wait_in_line)
@@ -603,6 +605,16 @@ def refuse_class(
         line.unparked.pop(peers.asks, None)
     else:
         line.unparked[peers.asks] = peers
+
+
+def _with_behind(session: Session, verdicts: Blockers, behind: Verdict) -> Blockers:
+    """Return verdicts with that on the groups behind a head, which is often the only one."""
+    if verdicts:
+        return session.dated((*verdicts, behind))
+    known = session.pending.only_behind
+    if known is None or known[0] is not behind:
+        known = session.pending.only_behind = (behind, session.dated((behind,)))
+    return known[1]
 
 
 def unpark_class(session: Session, group: GroupState) -> None:

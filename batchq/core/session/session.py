@@ -212,6 +212,8 @@ class PendingGroups:
         self.ineligible: dict[str, tuple[Verdict, ...]] = {}
         #: Request -> the version of the ledger, and the verdicts on such a group at that version.
         self.last_verdicts: dict[Key, tuple[int, tuple[Verdict, ...]]] = {}
+        #: The verdict on the groups behind a head, and what a class shows that it alone refuses.
+        self.only_behind: tuple[Verdict, Blockers] | None = None
         #: The number of groups evaluated; for measurements.
         self.evaluated = 0
 
@@ -492,7 +494,9 @@ class Session:
 
     def as_kept(self, verdicts: Iterable[Verdict]) -> Blockers:
         """Return the verdicts in the form in which they are stored."""
-        return verdicts if isinstance(verdicts, Blockers) else self.dated(verdicts)
+        if isinstance(verdicts, Blockers):
+            return verdicts
+        return self.dated(verdicts) if verdicts else Blockers()
 
     def dated(self, verdicts: Iterable[Verdict]) -> Blockers:
         """Return the verdicts ranked and marked with the snapshot's revision."""

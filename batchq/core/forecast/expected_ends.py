@@ -109,6 +109,8 @@ def _running_end(session: Session, group: GroupState) -> ExpectedEnd | None:
     """Return the end of a running group with a walltime and no pod being stopped. This is the usual
     case, and the fast path.
     """
+    if group.ends_at is not None and group.ends_at > session.now_ms and group.is_as_stored:
+        return ExpectedEnd(group.ends_at, group, (), True)
     started_at, walltime = group.status.started_at, group.record.spec.walltime
     if (
         not group.steady
@@ -122,6 +124,8 @@ def _running_end(session: Session, group: GroupState) -> ExpectedEnd | None:
     for pod in group.live_pods.values():
         if pod.status.terminating:
             return None
+    if group.is_as_stored:
+        group.ends_at = started_at + walltime
     return ExpectedEnd(_later(session, started_at + walltime), group, (), True)
 
 

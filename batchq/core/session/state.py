@@ -63,12 +63,15 @@ class GroupState:
 
     __slots__ = (
         "_charged",
+        "_fall",
         "_gated_pods",
         "_on_nodes",
+        "_order",
         "chain",
         "changed_pods",
         "domain",
         "elastic_pods",
+        "ends_at",
         "gates_hold",
         "given_pods",
         "given_shape",
@@ -167,7 +170,9 @@ class GroupState:
         self.handed_on: list[Exchange] | None = None
         #: The pods that differ from the snapshot, by uid, as they are there; None for new ones.
         self.changed_pods: dict[str, Pod | None] = _NO_CHANGES
-        if former is not None and isinstance(pods, Rows) and former.hands_on_pods(self):
+        # Few groups are elastic, and the test for a class with abstract bases is slow.
+        elastic = former is not None and former.elastic_pods is not None
+        if former is not None and elastic and isinstance(pods, Rows) and former.hands_on_pods(self):
             self._take_over_pods(former, pods)
         elif pods:
             self.pods = {pod.metadata.uid: pod for pod in pods}
@@ -195,6 +200,11 @@ class GroupState:
         #: The configuration generation in which it was found settled, and until when (ms).
         self.settled_until: tuple[object, int] | None = None
         self._charged: tuple[PodGroupStatus, Amounts, Amounts, Amounts] | None = None
+        #: A charge, and how much a sum falls when it ends.
+        self._fall: tuple[Amounts, Amounts] | None = None
+        #: When it ends by its walltime (ms), once that is known, as in the snapshot.
+        self.ends_at: int | None = None
+        self._order: UidOrder | None = None if former is None else former._order
         #: Its sort key, if that depends only on its record; computed on demand.
         self.line_key: tuple[Any, ...] | None = None
         #: The causes and the turn in its record's reasons; computed on demand.
@@ -207,7 +217,9 @@ class GroupState:
     @property
     def order(self) -> UidOrder:
         """Return the sort key of its uid, the last criterion of every order."""
-        return uid_order(self.uid)
+        if self._order is None:
+            self._order = uid_order(self.uid)
+        return self._order
 
     @property
     def asks(self) -> tuple[object, ...]:
@@ -257,6 +269,11 @@ class GroupState:
             return self._on_nodes
         claim = self.status.claim
         return dict(claim.holding) if claim.is_open and not self.reserved else {}
+
+    @property
+    def is_as_stored(self) -> bool:
+        """Return whether the session has changed neither its status nor its pods."""
+        return self.status is self.record.status and not self.changed_pods
 
     @property
     def has_all_placed(self) -> bool:
@@ -589,6 +606,13 @@ class GroupState:
                 counts = {**charge, POD_GROUPS: ONE_GROUP} if charge else {}
             known = self._charged = (status, held, charge, counts)
         return known
+
+    def fall_of(self, charge: Amounts) -> Amounts:
+        """Return the change of a sum when this charge of the group ends, computed once."""
+        known = self._fall
+        if known is None or known[0] is not charge:
+            known = self._fall = (charge, {name: -units for name, units in charge.items()})
+        return known[1]
 
     def charge_holding(self, held: Amounts) -> Amounts:
         """Return the charge if its pods held this much."""

@@ -203,15 +203,24 @@ def _set_scheduled(statement: Statement, group: GroupState, verdicts: tuple[Verd
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """The result of a cycle. `next_due_at` is in ms, None if no clock runs."""
+    """The result of a cycle."""
 
     session: Session
     intents: Sequence[Intent]
     commit: Commit
     duration_ms: int
-    next_due_at: int | None
     #: The cycle was skipped: `session` is the last one, which decided nothing, and nothing changed.
     rested: bool = False
+    _due: list[int | None] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def next_due_at(self) -> int | None:
+        """The instant (ms) at which the next clock runs out; None if no clock runs. Read it before
+        the next cycle, whose session takes over the states of this one.
+        """
+        if not self._due:
+            self._due.append(next_due_at(self.session))
+        return self._due[0]
 
 
 class Cycle:
@@ -277,7 +286,6 @@ class Cycle:
             intents=tuple(session.intents),
             commit=commit,
             duration_ms=self._clock.now_ms() - session.now_ms,
-            next_due_at=next_due_at(session),
         )
 
     def _at_rest(self, snapshot: Snapshot, now_ms: int) -> CycleReport | None:

@@ -40,7 +40,11 @@ from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.timers import next_due_at
 from batchq.store.memory import MemoryStore
 
+#: Later than every instant.
+_NEVER = 2**63
 _LEAVING = frozenset(map(str, Leaving))
+#: The intents of a start beside the admission, and those of a group that waits.
+_OF_STARTS = (intents.CreatePods, intents.Bind, intents.SetReasons)
 
 
 class OnNode(Struct, frozen=True, kw_only=True):
@@ -287,7 +291,7 @@ def leaves_only_starts(report: CycleReport) -> bool:
         (
             session.by_key[intent.group].has_all_placed
             if isinstance(intent, intents.AdmitGroup)
-            else isinstance(intent, intents.CreatePods | intents.Bind | intents.SetReasons)
+            else isinstance(intent, _OF_STARTS)
         )
         or (place < session.effects.first_intent and _is_bookkeeping(intent))
         for place, intent in enumerate(report.intents)
@@ -369,7 +373,10 @@ class LoadRun:
         self._waits_only_for_resources = waits_only_for_resources(load, config)
         self.sessions = 0
         self._refused = 0
+        #: When the next clock runs out (ms). If more groups have ended since it was computed
+        #: (`_is_due_exact` is False), the next one runs out no earlier than that.
         self._due_at: int | None = None
+        self._is_due_exact = True
         #: Uids of ended groups, which the next session will see.
         self._over: set[str] = set()
         self._last: Session | None = None
@@ -441,7 +448,8 @@ class LoadRun:
         groups, by uid, whose arrival is the only change.
         """
         now_ms, progress = self._clock.now_ms(), self._progress
-        is_due = self._due_at is not None and self._due_at <= now_ms
+        due_at = self._due_by(now_ms)
+        is_due = due_at is not None and due_at <= now_ms
         if is_due or progress.evictions or not self._waits_only_for_resources:
             return True
         asked = map(progress.request, came) if came else progress.free.asked()
@@ -484,12 +492,30 @@ class LoadRun:
             self._over.add(uid)
             self._progress.ended(uid, self._clock.now_ms() // SECOND)
             unseen.pop(uid, None)
-        if self._last is not None:
-            due = [next_due_without(self._last, {*self._over, *unseen})]
-            due += [one.predicted_at for one in unseen.values()]
-            self._due_at = min((at for at in due if at is not None), default=None)
+        if over:
+            # Without the clocks of these, the next one runs out no earlier.
+            self._is_due_exact = False
+        else:
+            self._due_at, self._is_due_exact = self._next_clock(), True
         if self._checks_each_time:
             self._check_settled()
+
+    def _next_clock(self) -> int | None:
+        """Return when the next clock runs out, apart from those of ends and starts that no session
+        has seen; in ms, None if no clock runs.
+        """
+        if self._last is None:
+            return self._due_at
+        unseen = self._running.unseen
+        due = [next_due_without(self._last, {*self._over, *unseen})]
+        due += [one.predicted_at for one in unseen.values()]
+        return min((at for at in due if at is not None), default=None)
+
+    def _due_by(self, at: int) -> int | None:
+        """Return when the next clock runs out (ms), exactly if that may be by an instant."""
+        if not self._is_due_exact and self._due_at is not None and self._due_at <= at:
+            self._due_at, self._is_due_exact = self._next_clock(), True
+        return self._due_at
 
     def _play_by_event(self) -> None:
         """Play the pass of each event: of each submit, after the ends that were predicted for this
@@ -533,10 +559,9 @@ class LoadRun:
         turn = self._cycle.settle_once if without_actions else self._cycle.run_once
         for _ in range(MOST_SESSIONS_AT_ONCE):
             report = self._run_session(turn)
-            if report.rested:
-                return
-            if is_settled(report):
-                if self._checks_each_time:
+            if report.rested or is_settled(report):
+                self._due_at, self._is_due_exact = report.next_due_at, True
+                if self._checks_each_time and not report.rested:
                     self._check_settled()
                 return
             starts = self._is_queue_of_equals and leaves_only_starts(report)
@@ -544,12 +569,13 @@ class LoadRun:
                 self._defer()
                 return
             turn = self._cycle.settle_once if starts else self._cycle.run_once
+        self._due_at, self._is_due_exact = report.next_due_at, True
 
     def _run_session(self, turn: Callable[[], CycleReport]) -> CycleReport:
         """Run a session and carry out its decisions."""
         self._running.unseen.clear()
         report = turn()
-        self._last, self._due_at = report.session, report.next_due_at
+        self._last = report.session
         if not report.rested:
             self.sessions += 1
             self._refused += len(report.commit.refused)
@@ -610,12 +636,13 @@ class LoadRun:
 
     def _next_at(self) -> int | None:
         """Return the next instant at which anything is due, not before now."""
-        instants = [] if self._due_at is None else [whole_second(self._due_at)]
-        if self._progress.finished == len(self._load.arrivals):
-            # The clocks of ended groups still run, but their effects do not matter.
-            instants = []
+        instants: list[int] = []
         if self._coming:
             instants.append(self._coming[0][1].at_s * SECOND)
         if (ends_at := self._running.next_at()) is not None:
             instants.append(ends_at)
+        # The clocks of ended groups still run, but their effects do not matter.
+        if self._progress.finished < len(self._load.arrivals):
+            due_at = self._due_by(min(instants, default=_NEVER))
+            instants += [] if due_at is None else [whole_second(due_at)]
         return max(min(instants), self._clock.now_ms()) if instants else None

@@ -86,6 +86,8 @@ def _by_queue(session: Session) -> dict[str, list[GroupState]]:
 def _place_gangs(
     session: Session, waiting: dict[str, list[GroupState]], extras: dict[str, _Extras]
 ) -> None:
+    if not waiting:
+        return
     lines = {name: deque(groups) for name, groups in waiting.items()}
     turns = FairShareSelector(session, lines, lambda name: next(iter(lines[name]), None))
     while (name := turns.next()) is not None:
@@ -204,6 +206,8 @@ def _place_extras(
 
     At most MOST_EXTRAS are placed: the next session continues, after others had their turn.
     """
+    if not queues:
+        return
     placed = 0
     lines = {name: _by_priority(session, groups, extras) for name, groups in queues.items()}
     turns = FairShareSelector(session, lines, lambda name: _first_of(lines[name]))

@@ -111,7 +111,7 @@ class Enqueue:
 
 def _admit_reserved(session: Session, growing: GrowingGroups) -> None:
     """Try preemptors whose victims have ended, and groups whose checks have passed meanwhile."""
-    groups = [group for group in session.busy() if _may_start_now(session, group)]
+    groups = [group for group in session.unsettled() if _may_start_now(session, group)]
     for group in sorted(groups, key=session.group_key):
         _try(session, group, growing)
 
@@ -124,7 +124,8 @@ def _may_start_now(session: Session, group: GroupState) -> bool:
 def _drained(session: Session) -> dict[str, list[GroupState]]:
     """Return by queue the groups that run, hold nothing and have a pod to start."""
     found: dict[str, list[GroupState]] = {}
-    for group in session.busy():
+    # Groups that run with all of their pods have none to start.
+    for group in session.unsettled():
         group.next_pod = None
         if "allocate" not in session.actions or not is_drained(group):
             continue

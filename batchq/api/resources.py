@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import ROUND_CEILING, Decimal
+from functools import lru_cache
 
 Amounts = dict[str, int]
 
@@ -128,9 +129,15 @@ def _untyped(amounts: Mapping[str, int]) -> Amounts:
 
 def describe(amounts: Mapping[str, int]) -> str:
     """Return `cpu 4, memory 8Gi` for people, without the implied `pods`."""
+    return _described(tuple(amounts.items()))
+
+
+@lru_cache(maxsize=4096)
+def _described(amounts: tuple[tuple[str, int], ...]) -> str:
+    """Return the text of amounts; requests of one size are described many times."""
     parts = [
-        f"{name} {describe_quantity(name, amounts[name])}"
-        for name in sorted(amounts)
+        f"{name} {describe_quantity(name, units)}"
+        for name, units in sorted(amounts)
         if name != PODS
     ]
     return ", ".join(parts) or "nothing"

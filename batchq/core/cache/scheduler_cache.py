@@ -35,7 +35,6 @@ from batchq.api.objects import (
     PriorityClass,
     Queue,
     ResourceQuota,
-    key_of,
 )
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, hard_limit, limit_of_queue, namespace_scope, queue_scope
@@ -392,7 +391,10 @@ class SchedulerCache:
         uid = record.metadata.uid
         state = self.groups.get(uid)
         owner = found.get(uid, None if state is None else state.record)
-        return owner is not None and key_of(owner) != key_of(record)
+        if owner is None:
+            return False
+        one, other = owner.metadata, record.metadata
+        return one.name != other.name or one.namespace != other.namespace
 
     def _replace(self, session: Session, uid: str, record: PodGroup | None) -> GroupState | None:
         """Remove a state and build its successor, if there is one."""
@@ -445,7 +447,8 @@ class SchedulerCache:
             self.heads_on_nodes,
             self.sharing,
         ):
-            kept.pop(uid, None)
+            if kept:
+                kept.pop(uid, None)
         if self.by_key.get(state.key) is state:
             del self.by_key[state.key]
         if state.peers is not None:

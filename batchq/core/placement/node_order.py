@@ -191,12 +191,16 @@ class ShapeRanking:
         self._follow()
         nodes, shape = self._session.nodes, self._shape
         heap, ranks, judge = self._heap, self._rank, self._judge
-        for _ in range(count):
+        for left in range(count, 0, -1):
             node = self._top()
             if node is None:
                 break
+            self._seen = len(nodes.changes)
             nodes.take_pod(node, shape)
             filled.append(node)
+            if left == 1:
+                # The node is ranked again when the ranking is next used.
+                return
             # Only this node's rank has changed, and it is on top.
             rank = judge.rank(node)
             if rank is None:

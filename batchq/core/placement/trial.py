@@ -469,6 +469,8 @@ def _groups_lacking_places(session: Session) -> Iterator[GroupState]:
     """Yield groups with a reservation whose gang lacks places, queues by share, groups in order."""
     lines: dict[str, deque[GroupState]] = {}
     groups = [group for group in session.unsettled() if _lacks_places(session, group)]
+    if not groups:
+        return
     for group in sorted(groups, key=session.group_key):
         queue = group.queue if session.plugins.points["queueOrder"] else ROOT
         lines.setdefault(queue, deque()).append(group)

@@ -34,12 +34,15 @@ def counts_on_others(status: PodGroupStatus) -> bool:
 
 def standing_pledges(session: Session) -> Iterator[tuple[GroupState, Pledge]]:
     """Yield every preemptor with a pledge, and its pledge."""
-    preemptors = {**session.carried.preemptors, **session.effects.touched}.values()
-    for group in sorted(
-        [one for one in preemptors if one.status.pledge.victims and one.phase not in TERMINAL],
-        key=_by_key,
-    ):
-        yield group, group.status.pledge
+    known, touched = session.carried.preemptors, session.effects.touched
+    preemptors = [
+        one
+        for one in ({**known, **touched} if known else touched).values()
+        if one.status.pledge.victims and one.status.phase not in TERMINAL
+    ]
+    if preemptors:
+        for group in sorted(preemptors, key=_by_key):
+            yield group, group.status.pledge
 
 
 def note_pledge(session: Session, preemptor: GroupState, pledge: Pledge) -> None:

@@ -84,6 +84,8 @@ def holders_of(
 def holders_in_store(record: PodGroup) -> dict[str, tuple[tuple[str, ...], Amounts]]:
     """Return the holders of a record as it was stored."""
     status = record.status
+    if not status.charge and not status.pledge.owed:
+        return {}
     scopes = scopes_in(record, dict.fromkeys((ROOT, *status.charge_path, record.spec.queue)))
     return holders_of(record.metadata.uid, scopes, dict(status.charge), status.pledge.owed)
 

@@ -155,10 +155,12 @@ class Generation:
         Values are compared by identity first: a store provides the same tuple until it changes.
         """
         seen = self._seen
-        if seen is not None and all(
-            one is other or one == other for one, other in zip(seen, values, strict=True)
-        ):
-            return False
+        if seen is not None:
+            for one, other in zip(seen, values, strict=True):
+                if one is not other and one != other:
+                    break
+            else:
+                return False
         self._seen = values
         self.count += 1
         return True

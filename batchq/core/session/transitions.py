@@ -370,8 +370,8 @@ def move_group(statement: Statement, group: GroupState, phase: PodGroupPhase) ->
             started_at=_runs_since(group, now_ms),
             backoff_count=0,
             reasons=(),
+            conditions=with_condition(group.status, "Scheduled", "True", "Scheduled", "", now_ms),
         )
-        set_condition(statement, group, "Scheduled", "True", "Scheduled")
     else:
         statement.set_status(group, phase=phase, unknown_at=now_ms)
     statement.say(intents.MoveGroup(group=group.key, phase=phase))
@@ -433,8 +433,8 @@ def finish(
         set_aside_on={},
         reasons=(),
         claim=stopped(group.status.claim, reason, now_ms),
+        conditions=with_condition(group.status, "Finished", "True", reason, message, now_ms),
     )
-    set_condition(statement, group, "Finished", "True", reason, message)
     stop_leftovers(statement, group, reason)
 
 

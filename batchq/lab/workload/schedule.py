@@ -106,7 +106,8 @@ class Meter:
     def add(self, gauge: Gauge, units: int, at_s: int) -> None:
         """Increase the gauge's value by `units` from `at_s` on."""
         showed, since_s = self._shows.get(gauge, (0, at_s))
-        self._fill(gauge, showed, since_s, at_s)
+        if showed and since_s != at_s:
+            self._fill(gauge, showed, since_s, at_s)
         self._shows[gauge] = (showed + units, at_s)
 
     def samples(self, until_s: int) -> tuple[Sample, ...]:
@@ -140,7 +141,11 @@ class Meter:
         sums = self._sums.setdefault(gauge, [])
         first = (since_s - self._start_s) // self._step_s
         last = (until_s - 1 - self._start_s) // self._step_s
-        sums.extend([0] * (last + 1 - len(sums)))
+        if last >= len(sums):
+            sums.extend([0] * (last + 1 - len(sums)))
+        if first == last:
+            sums[first] += shown * (until_s - since_s)
+            return
         for step in range(first, last + 1):
             begins_s = self._start_s + step * self._step_s
             seconds = min(until_s, begins_s + self._step_s) - max(since_s, begins_s)

@@ -27,15 +27,11 @@ from batchq.core.session.state import (
     recorded_reasons,
 )
 
-#: How many empty classes of a queue are remembered.
-_MOST_EMPTIED = 1_000
-
 
 class PendingQueue:
     """The waiting groups of one queue, in order: equivalence classes, and single groups."""
 
     __slots__ = (
-        "_emptied",
         "_key",
         "_sorted",
         "classes",
@@ -59,8 +55,6 @@ class PendingQueue:
         self.singles: dict[str, GroupState] = {}
         #: The sum of the requests of the classes that count in the demand.
         self.demand: dict[str, int] = {}
-        #: Classes that have become empty: the next groups with these requests arrive soon.
-        self._emptied: dict[Key, EquivalenceClass] = {}
         self._sorted: list[GroupState] | None = None
         self._key: Callable[[GroupState], Key] = _by_key
 
@@ -106,8 +100,7 @@ class PendingQueue:
         key = equivalence_of(group)
         peers = self.classes.get(key)
         if peers is None:
-            peers = EquivalenceClass(key, group.queue, self._emptied.pop(key, None))
-            self.classes[key] = self.unparked[key] = peers
+            peers = self.classes[key] = self.unparked[key] = EquivalenceClass(key, group.queue)
             self.kinds.setdefault(kind_of(group), {})[key] = peers
         group.peers, group.line_key = peers, line_key
         peers.members.add(line_key, group)
@@ -149,9 +142,6 @@ class PendingQueue:
             classes.pop(peers.asks, None)
         if not self.kinds[kind]:
             del self.kinds[kind]
-        if len(self._emptied) >= _MOST_EMPTIED:
-            self._emptied.clear()
-        self._emptied[peers.asks] = peers
 
     def count(self, peers: EquivalenceClass, *, counts: bool) -> None:
         """Set whether a class's requests count in the demand."""

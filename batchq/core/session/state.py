@@ -672,10 +672,7 @@ class EquivalenceClass:
         "watches",
     )
 
-    def __init__(self, asks: Key, queue: str, former: EquivalenceClass | None = None) -> None:
-        """`former` is an earlier class with the same key, which has become empty: what was found
-        about the requests of its members still holds while the configuration does.
-        """
+    def __init__(self, asks: Key, queue: str) -> None:
         self.asks = asks
         self.queue = queue
         self.members: Ordered[GroupState] = Ordered()
@@ -704,9 +701,6 @@ class EquivalenceClass:
         self.full_above = 0
         #: Whether its requests count in the demand of its queue.
         self.in_demand = False
-        if former is not None:
-            self.ineligible, self.ineligible_in = former.ineligible, former.ineligible_in
-            self.could_fit_in, self.headroom = former.could_fit_in, former.headroom
 
     def __len__(self) -> int:
         return len(self.members)

@@ -18,12 +18,14 @@ from batchq.api.objects import (
     PodGroup,
     PodTemplate,
     SchedulingGate,
+    Strategy,
     key_of,
 )
 from batchq.api.transaction import Transaction, Write
 from batchq.assembly import assemble
 from batchq.client import changes
 from batchq.config.model import SchedulerConfig
+from batchq.core.quota.head_reservation import deserved_of_queues
 from batchq.core.session.snapshot import Settings
 from batchq.scheduler.cycle import MOST_WRITTEN, CycleReport
 from batchq.store.memory import MemoryStore
@@ -328,3 +330,28 @@ def test_a_dependent_is_unparked_when_the_last_process_of_its_dependency_has_end
     stack.move(other, phase=PodPhase.EVICTED)
     stack.turn()
     assert stack.group("second").status.phase == "InQueue"
+
+
+def test_a_group_that_no_node_takes_stays_out_of_the_demand_when_its_reasons_were_written() -> None:
+    stack = Stack(MemoryStore(), SchedulerConfig())
+    for name in ("qa", "qb"):
+        queue = a_queue(name)
+        spec = msgspec.structs.replace(queue.spec, strategy=Strategy(type="Backfill"))
+        stack.apply(msgspec.structs.replace(queue, spec=spec))
+    stack.ready(a_node("n0", cpu=4), a_node("n1", cpu=4), a_node("n2", cpu=8, cordoned=True))
+    stack.apply(a_waiting("r1", "qb", 2), a_waiting("r2", "qb", 2))
+    stack.until_idle()
+    stack.start_pods()
+    stack.apply(a_waiting("big", "qa", 5), a_waiting("head", "qb", 4))
+    # From the second session on, it is known that no empty node takes `big`.
+    stack.turn()
+    for number in range(3):
+        stack.clock.at_ms += 1_000
+        stack.apply(a_waiting(f"more{number}", "qa", 9))
+        deserved = deserved_of_queues(stack.turn().session)
+        assert (deserved["qa"]["cpu"], deserved["qb"]["cpu"]) == (0, 8_000)
+
+
+def a_waiting(name: str, queue: str, cpu: int) -> PodGroup:
+    task = a_task("w", 1, requests={"cpu": cpu}, command=("true",))
+    return a_group(name, tasks=(task,), queue=queue)

@@ -192,6 +192,12 @@ def test_the_reason_of_a_group_in_a_missing_queue_names_the_existing_queues() ->
     assert decided.message("lost") == "there is no queue reel; there are: default, real"
 
 
+def test_groups_of_two_missing_queues_are_told_of_their_own() -> None:
+    decided = decide(a_node(), a_group("lost", queue="reel"), a_group("gone", queue="rael"))
+    assert decided.message("lost") == "there is no queue reel; there are: default"
+    assert decided.message("gone") == "there is no queue rael; there are: default"
+
+
 def test_a_stopped_queue_admits_no_group() -> None:
     decided = decide(
         a_node(cpu=8), a_queue("held", stop_policy="Hold"), a_group("one", queue="held")

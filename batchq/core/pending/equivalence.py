@@ -157,7 +157,9 @@ class PendingQueue:
 def equivalence_of(group: GroupState) -> Key:
     """Return a key that is equal for groups that limits and policies treat alike."""
     spec = group.record.spec
-    return (group.namespace, group.priority, spec.priority_class_name, group.shape.alike)
+    # Groups of queues that do not exist are in one line.
+    about = group.namespace, group.priority, spec.priority_class_name, group.queue
+    return (*about, group.shape.alike)
 
 
 def kind_of(group: GroupState) -> Key:

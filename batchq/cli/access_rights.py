@@ -581,7 +581,7 @@ def list_tokens(shared: Globals, user: str, output: Output) -> None:
     columns: Columns[dict[str, Any]] = {
         "ID": itemgetter("id"),
         "USER": itemgetter("owner"),
-        "STATE": itemgetter("state"),
+        "STATE": lambda row: row.get("state", ""),
         "EXPIRES": itemgetter("expiresAt"),
         "ROTATED UNTIL": lambda row: row.get("rotatedUntil", ""),
         "USED": lambda row: row["usedAt"] or "",

@@ -464,10 +464,10 @@ def _may_add(call: ApiCall, members: Sequence[str]) -> AccessDecision:
 def explain_right(call: ApiCall) -> ApiAnswer:
     """Say whether a user may do something, and why: to the user, or to those who see every role."""
     user = call.text("user") or call.identity.user
-    identity = call.identity
     call.is_decided = True
     call.context.book.renew(call.delegate.access)
     bindings, memberships = call.context.book.rights
+    identity = in_local_groups(call.identity, memberships)
     if user != identity.user:
         call.require("")
         other = Identity(user=user, via="token", groups=_groups_of(call))

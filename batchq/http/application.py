@@ -66,9 +66,12 @@ from batchq.http.identities import (
     LOOK_S,
     AccessBook,
     AgentLooks,
+    MachineAccount,
     OwnNames,
     SocketAccounts,
     SocketPeer,
+    account_of,
+    owner_name,
     parts_of,
     pod_has_ended,
 )
@@ -164,15 +167,18 @@ class ApiApplication:
         self._reads, self._writes = TokenBuckets(READS), TokenBuckets(WRITES)
         self._failures = TokenBuckets(FAILURES)
         self._refusals = TokenBuckets(REFUSALS)
-        #: The identities of accounts of this machine by uid, and until when they are used.
-        self._accounts: dict[int, tuple[float, Identity]] = {}
+        #: The accounts of this machine by uid or name, and until when they are used; and those that
+        #: are being looked up.
+        self._accounts: dict[int | str, tuple[float, MachineAccount]] = {}
+        self._lookups: dict[int | str, asyncio.Future[MachineAccount]] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._looks = AgentLooks(settings.accounts.agents)
         #: Uses of tokens that are being recorded, and that requests wait for.
         self._first_uses: dict[str, asyncio.Future[bool]] = {}
         #: Anyone can make tokens that look like those of pods, and each is looked up.
         self._unknown_pods = asyncio.Semaphore(MOST_UNKNOWN_PODS)
-        self._known_pods: dict[str, float] = {}
+        #: The tokens with which pods have come, and when.
+        self._known_pods: dict[TokenParts, float] = {}
         self._places = StreamPlaces()
         self._calls = TurnsByUser()
         self._explanations = Turns(
@@ -307,19 +313,41 @@ class ApiApplication:
             raise unauthenticated("expected a join token", hint="Authorization: Bearer bqj_…")
         if peer is None:
             raise unauthenticated("expected a token", hint="Authorization: Bearer bqt_…")
-        return await self._account(peer)
+        return await self._peer(peer)
 
-    async def _account(self, peer: SocketPeer) -> Identity:
-        """Return the identity behind a socket; the system's files are read once a second."""
-        known = self._accounts.get(peer.uid)
-        if known is not None and monotonic() < known[0]:
-            return known[1]
+    async def _peer(self, peer: SocketPeer) -> Identity:
+        """Return the identity of a process at the socket."""
+        accounts = self._settings.accounts
+        if not self._is_known(peer.uid):
+            await self._looks.look(self._keeping)
+        account = await self._account(peer.uid)
+        # An agent may have been seen while the account was looked up, and at any time since.
+        accounts.check(peer, account.name)
+        return accounts.identity_of(account)
+
+    def _is_known(self, who: int | str) -> bool:
+        known = self._accounts.get(who)
+        return known is not None and monotonic() < known[0]
+
+    async def _account(self, who: int | str) -> MachineAccount:
+        """Return an account, which is looked up once a second and once for all who ask."""
+        if self._is_known(who):
+            return self._accounts[who][1]
+        lookup = self._lookups.get(who)
+        if lookup is None:
+            loop = asyncio.get_running_loop()
+            lookup = loop.run_in_executor(self._directory, account_of, who)
+            self._lookups[who] = lookup
+            lookup.add_done_callback(partial(self._note_account, who))
+        return await asyncio.shield(lookup)
+
+    def _note_account(self, who: int | str, lookup: asyncio.Future[MachineAccount]) -> None:
+        del self._lookups[who]
+        if lookup.cancelled() or lookup.exception() is not None:
+            return
         if len(self._accounts) >= MOST_REMEMBERED:
             self._accounts.clear()
-        await self._looks.look(self._pool)
-        identity = await self._in_directory(self._settings.accounts.identity_of, peer)
-        self._accounts[peer.uid] = monotonic() + _ACCOUNT_S, identity
-        return identity
+        self._accounts[who] = monotonic() + _ACCOUNT_S, lookup.result()
 
     async def _note_use(self, call: ApiCall) -> None:
         """Record the use of the caller's token; before the answer if its rotation depends on it."""
@@ -329,10 +357,15 @@ class ApiApplication:
             noted = asyncio.wrap_future(self._pool.submit(_is_noted, call))
             if is_first:
                 self._first_uses[token] = noted
-                noted.add_done_callback(lambda _: self._first_uses.pop(token, None))
+                noted.add_done_callback(partial(self._forget_first_use, token))
         first_use = self._first_uses.get(token)
         if first_use is not None and not await asyncio.shield(first_use):
             raise not_ready("the first use of this token cannot be recorded")
+
+    def _forget_first_use(self, token: str, noted: asyncio.Future[bool]) -> None:
+        # Another one may have begun, if this one could not be recorded.
+        if self._first_uses.get(token) is noted:
+            del self._first_uses[token]
 
     async def _in_the_name_of(self, name: str, call: ApiCall, request: Request) -> ApiCall:
         """Return a call as one of another user. Raises ApiProblem if the caller may not do so."""
@@ -351,18 +384,15 @@ class ApiApplication:
         except ApiProblem as problem:
             await self._record_refusal(call, problem)
             raise
-        acting = call.of(
-            await self._in_directory(
-                self._settings.accounts.identity_of_user, name, call.identity, reason
-            )
-        )
+        account = await self._account(name)
+        acting = call.of(self._settings.accounts.identity_of_user(account, call.identity, reason))
         if call.route.verb is Verb.READ:
             # Changes are recorded by the script that makes them.
             await self._in_thread(record_use, acting, "")
         return acting
 
     async def _identity_of_pod(self, parts: TokenParts, request: Request) -> Identity:
-        if monotonic() - self._known_pods.get(parts.id, -_POD_KNOWN_S) < _POD_KNOWN_S:
+        if monotonic() - self._known_pods.get(parts, -_POD_KNOWN_S) < _POD_KNOWN_S:
             hold = await self._in_thread(self._pod_hold, parts)
         else:
             async with self._unknown_pods:
@@ -374,10 +404,9 @@ class ApiApplication:
             raise pod_has_ended()
         if len(self._known_pods) >= MOST_REMEMBERED:
             self._known_pods.clear()
-        self._known_pods[parts.id] = monotonic()
-        return await self._in_directory(
-            self._settings.accounts.identity_of_pod, parts.id, hold.group, hold.owner
-        )
+        self._known_pods[parts] = monotonic()
+        owner = await self._account(owner_name(hold.owner))
+        return self._settings.accounts.identity_of_pod(owner, parts.id, hold.group)
 
     def _pod_hold(self, parts: TokenParts) -> PodHold | None:
         """Return what is known of the pod that has this token."""
@@ -499,10 +528,6 @@ class ApiApplication:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, partial(function, *given, **more))
 
-    async def _in_directory(self, function: Callable[P, T], *given: P.args, **more: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._directory, partial(function, *given, **more))
-
     def _delegate(self) -> Delegate:
         """Return this thread's connection. Raises StoreUnavailable."""
         delegate: Delegate | None = getattr(self._own, "delegate", None)
@@ -526,7 +551,7 @@ class ApiApplication:
         )
 
     async def _placed(self, answer: StreamAnswer, identity: Identity) -> AsyncIterator[bytes]:
-        with self._places.place(identity.user, answer.stream):
+        with self._places.place(identity.user, answer.stream), self._book.stream_of(identity):
             parts = answer.parts()
             try:
                 async for part in parts:
@@ -590,8 +615,10 @@ def _is_noted(call: ApiCall) -> bool:
     """Record the use of a token, and return whether that was possible."""
     try:
         call.delegate.access.note_use(call.identity.token)
-    except BatchqError:
+    except Exception as error:
         call.context.book.forget_use(call.identity.token)
+        if not isinstance(error, BatchqError):
+            raise
         return False
     return True
 

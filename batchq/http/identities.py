@@ -35,8 +35,10 @@ import socket
 import struct
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from http import HTTPStatus
 from time import monotonic, time
 from typing import NamedTuple, TypeAlias
@@ -71,6 +73,39 @@ class SocketPeer(NamedTuple):
     pid: int
 
 
+class MachineAccount(NamedTuple):
+    """An account of this machine, as its directory describes it; `uid` is None if there is none of
+    that name.
+    """
+
+    name: str
+    uid: int | None
+    groups: tuple[str, ...] = ()
+
+
+def account_of(who: int | str) -> MachineAccount:
+    """Look an account up by its uid or its name; `uid-1000` is the name of one that has none, as in
+    a container.
+
+    The directory may be far away (LDAP), and slow.
+    """
+    try:
+        found = pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)
+    except KeyError:
+        return (
+            MachineAccount(f"uid-{who}", who) if isinstance(who, int) else MachineAccount(who, None)
+        )
+    groups = []
+    for gid in os.getgrouplist(found.pw_name, found.pw_gid):
+        try:
+            groups.append(f"unix:{grp.getgrgid(gid).gr_name}")
+        except KeyError:
+            continue
+    return MachineAccount(
+        found.pw_name if isinstance(who, int) else who, found.pw_uid, tuple(sorted(groups))
+    )
+
+
 class SocketAccounts(Struct, frozen=True, kw_only=True):
     """What the socket makes of the accounts of this machine.
 
@@ -82,21 +117,23 @@ class SocketAccounts(Struct, frozen=True, kw_only=True):
     agents: AgentAccounts
     is_one_account: bool = False
 
-    def identity_of(self, peer: SocketPeer) -> Identity:
-        """Return the identity of a process. Raises ApiProblem for an agent's account."""
+    def check(self, peer: SocketPeer, name: str) -> None:
+        """Raise ApiProblem for a process of an agent's account."""
         is_accepted = self.is_one_account and peer.uid == self.server_uid
         if peer.uid in self.agents and not is_accepted:
             raise unauthenticated(
-                f"account {account_name(peer.uid)} runs pods, and the socket knows no users of it",
+                f"account {name} runs pods, and the socket knows no users of it",
                 hint="use a token, or run agents of this machine under another account",
             )
-        return self._identity(account_name(peer.uid), peer.uid)
 
-    def _identity(self, name: str, uid: int) -> Identity:
+    def identity_of(self, account: MachineAccount) -> Identity:
+        """Return the identity of a process of an account, or of a user of its name."""
+        name = account.name
+        if account.uid is None:
+            return Identity(user=name, via="socket")
         aliases = frozenset({f"{name}@{socket.gethostname()}"})
-        if uid != self.server_uid:
-            groups = tuple(f"unix:{group}" for group in group_names(uid))
-            return Identity(user=name, via="socket", groups=groups, aliases=aliases)
+        if account.uid != self.server_uid:
+            return Identity(user=name, via="socket", groups=account.groups, aliases=aliases)
         subject = f"user:{name}"
         own = (
             Binding(subject=subject, role=AccessRole.OPERATOR),
@@ -104,30 +141,26 @@ class SocketAccounts(Struct, frozen=True, kw_only=True):
         )
         return Identity(user=name, via="socket", aliases=aliases, own=own)
 
-    def identity_of_user(self, name: str, by: Identity, reason: str) -> Identity:
+    def identity_of_user(self, account: MachineAccount, by: Identity, reason: str) -> Identity:
         """Return the identity of a user in whose name another one acts: with the rights of that
         user's bindings, as far as the token of the other one goes.
         """
-        uid = uid_of(name)
-        identity = Identity(user=name, via=by.via) if uid is None else self._identity(name, uid)
         return structs.replace(
-            identity, via=by.via, own=(), scope=by.scope, token=by.token, by=by, reason=reason
-        )
+            self.identity_of(account),
+            via=by.via, own=(), scope=by.scope, token=by.token, by=by, reason=reason,
+        )  # fmt: skip
 
-    def identity_of_pod(self, token: str, group: str, owner: str) -> Identity:
+    def identity_of_pod(self, account: MachineAccount, token: str, group: str) -> Identity:
         """Return the identity of a pod: it has the rights that the owner of its group has at this
         moment, in the namespace of the group, to groups alone.
 
         The account that runs the API has no bindings. Its pods are submitters, not operators: a
         user with a token may have the name of that account, too.
         """
-        # Commands without the API record the machine, too.
-        name = owner.removesuffix(f"@{socket.gethostname()}")
-        uid = uid_of(name)
-        identity = Identity(user=name, via="pod") if uid is None else self._identity(name, uid)
-        namespace = group.partition("/")[0]
+        identity, namespace = self.identity_of(account), group.partition("/")[0]
+        subject = f"user:{account.name}"
         own = (
-            (Binding(subject=f"user:{name}", role=AccessRole.SUBMITTER, namespace=namespace),)
+            (Binding(subject=subject, role=AccessRole.SUBMITTER, namespace=namespace),)
             if identity.own
             else ()
         )
@@ -135,35 +168,9 @@ class SocketAccounts(Struct, frozen=True, kw_only=True):
         return structs.replace(identity, via="pod", own=own, scope=scope, token=token, group=group)
 
 
-def account_name(uid: int) -> str:
-    """Return the login name of an account; `uid-1000` if it has none, as in a container."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid-{uid}"
-
-
-def uid_of(name: str) -> int | None:
-    """Return the account of a user on this machine; None if there is none."""
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except KeyError:
-        return None
-
-
-def group_names(uid: int) -> list[str]:
-    """Return the names of an account's Unix groups, sorted."""
-    try:
-        account = pwd.getpwuid(uid)
-    except KeyError:
-        return []
-    names = []
-    for gid in os.getgrouplist(account.pw_name, account.pw_gid):
-        try:
-            names.append(grp.getgrgid(gid).gr_name)
-        except KeyError:
-            continue
-    return sorted(names)
+def owner_name(owner: str) -> str:
+    """Return the name of the owner of a group: commands without the API record the machine, too."""
+    return owner.removesuffix(f"@{socket.gethostname()}")
 
 
 class OwnNames:
@@ -206,8 +213,6 @@ def without_port(host: str) -> str:
 LOOK_S = 0.5
 #: A book that is older is not used for tokens.
 STALE_S = 30.0
-#: The token of a pod whose stream was checked within this time is looked up again and again.
-_POD_WATCHED_S = 10.0
 #: How often the use of a token is recorded at most.
 _NOTE_EVERY_S = 60.0
 
@@ -224,9 +229,10 @@ class AccessBook:
         self._rights: AccessRights = (), {}
         self._read_at: float | None = None
         self._noted_at: dict[str, float] = {}
-        #: When an open stream of each pod was last checked, and the pods that have ended since.
-        self._pods_checked_at: dict[str, float] = {}
+        #: How many streams each pod has open, by its token, and which of these pods have ended.
+        self._streams_of_pods: Counter[str] = Counter()
         self._ended_pods: frozenset[str] = frozenset()
+        self._pods_read_at = monotonic()
 
     @property
     def rights(self) -> AccessRights:
@@ -300,25 +306,38 @@ class AccessBook:
         except ApiProblem as problem:
             return problem
         if identity.via == "pod":
-            self._pods_checked_at[identity.token] = monotonic()
+            if monotonic() - self._pods_read_at > STALE_S:
+                return not_ready("the pods cannot be read: the server does not answer")
             return pod_has_ended() if identity.token in self._ended_pods else None
         record = self._state.tokens.get(identity.token)
         if record is None:
             return unauthenticated("this token is unknown", reason="unknown")
         return _problem_of(record)
 
+    @contextmanager
+    def stream_of(self, identity: Identity) -> Iterator[None]:
+        """Have the pod that opens a stream looked up until the stream is closed."""
+        if identity.via != "pod":
+            yield
+            return
+        self._streams_of_pods[identity.token] += 1
+        try:
+            yield
+        finally:
+            self._streams_of_pods[identity.token] -= 1
+            if not self._streams_of_pods[identity.token]:
+                del self._streams_of_pods[identity.token]
+
     def renew_pods(self, holds: Callable[[Sequence[PodAttempt]], Container[PodAttempt]]) -> None:
         """Look up the pods that have open streams; `holds` is `Delegate.pod_holds`.
 
         Raises StoreUnavailable.
         """
-        now = monotonic()
-        # Another thread may note a token meanwhile.
-        for token, at in self._pods_checked_at.copy().items():
-            if now - at >= _POD_WATCHED_S:
-                self._pods_checked_at.pop(token, None)
-        streaming = {token: attempt_of(token) for token in self._pods_checked_at.copy()}
+        # Streams open and close in another thread meanwhile.
+        began_at = monotonic()
+        streaming = {token: attempt_of(token) for token in self._streams_of_pods.copy()}
         held = holds(list(streaming.values()))
+        self._pods_read_at = began_at
         self._ended_pods = frozenset(
             token for token, attempt in streaming.items() if attempt not in held
         )

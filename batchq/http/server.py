@@ -40,7 +40,7 @@ from batchq.http.connections import (
     BoundedServer,
     most_connections,
 )
-from batchq.http.identities import AgentAccounts, SocketAccounts, account_name
+from batchq.http.identities import AgentAccounts, SocketAccounts, account_of
 from batchq.identity_provider import OidcSettings
 from batchq.paths import LONGEST_SOCKET_PATH_BYTES, read_private
 from batchq.system import structlog
@@ -138,7 +138,7 @@ def check_options(options: ServeOptions) -> None:
             )
     if os.getuid() in options.agent_uids:
         raise InvalidInput(
-            f"account {account_name(os.getuid())} runs this API, and was named as one that runs"
+            f"account {account_of(os.getuid()).name} runs this API, and was named as one that runs"
             " pods",
             hint="run the API under an account of its own: its account is operator",
         )
@@ -159,7 +159,7 @@ def _check_account(options: ServeOptions, agents: AgentAccounts) -> None:
         )
     if os.getuid() in agents:
         raise InvalidInput(
-            f"account {account_name(os.getuid())} runs this API, and also an agent of this"
+            f"account {account_of(os.getuid()).name} runs this API, and also an agent of this"
             " machine: on the socket, its pods would be operators",
             hint="run the API under an account of its own; or say --one-account, if all that runs"
             " under this account is one person's",

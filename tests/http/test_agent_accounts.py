@@ -9,10 +9,12 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from secrets import token_hex
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -22,7 +24,9 @@ from batchq.api.node_report import AGENT_SOCKET
 from batchq.cli.main import main
 from batchq.client.access_control import Actor, Delegate
 from batchq.http import identities
-from batchq.http.identities import AgentAccounts, AgentLooks
+from batchq.http.application import ApiApplication, ApiSettings
+from batchq.http.identities import AgentAccounts, AgentLooks, SocketAccounts, SocketPeer
+from batchq.http.problems import ApiProblem
 from batchq.worker.host.accounts import Announcement
 from tests.client.stage import Stage
 from tests.e2e.test_two_users import public_python
@@ -352,3 +356,70 @@ def test_a_slow_directory_of_accounts_delays_no_other_caller(
         go_on.set()
         for one in waiting:
             one.result()
+
+
+class Directory:
+    """Looks accounts up, and keeps who asks for the account 4321 waiting."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.go_on = threading.Event()
+
+    def getpwuid(self, uid: int) -> object:
+        self.asked.append(uid)
+        if uid == 4321:
+            self.go_on.wait(60)
+        raise KeyError
+
+
+@pytest.fixture
+def directory(monkeypatch: pytest.MonkeyPatch) -> Directory:
+    made = Directory()
+    monkeypatch.setattr(identities.pwd, "getpwuid", made.getpwuid)
+    return made
+
+
+def an_application(agents: AgentAccounts) -> ApiApplication:
+    """An application that is not started, and answers no request."""
+    accounts = SocketAccounts(server_uid=1, agents=agents)
+    return ApiApplication(ApiSettings(accounts=accounts), *[cast("Any", None)] * 3)
+
+
+def test_an_account_that_has_begun_to_run_pods_while_it_was_looked_up_is_refused(
+    prefix: str, directory: Directory
+) -> None:
+    agents, peer = AgentAccounts(prefix=prefix), SocketPeer(4321, 1)
+    application = an_application(agents)
+
+    async def come() -> None:
+        early = asyncio.create_task(application._peer(peer))
+        while not directory.asked:
+            await asyncio.sleep(0.01)
+        agents._seen_at[4321] = time.monotonic()
+        directory.go_on.set()
+        for request in (early, application._peer(peer)):
+            with pytest.raises(ApiProblem, match="runs pods"):
+                await request
+        await application.close()
+
+    asyncio.run(come())
+
+
+def test_a_slow_account_is_looked_up_once_for_all_and_delays_no_other(
+    prefix: str, directory: Directory
+) -> None:
+    application = an_application(AgentAccounts(prefix=prefix))
+
+    async def come() -> None:
+        slow = [asyncio.create_task(application._peer(SocketPeer(4321, 1))) for _ in range(8)]
+        while not directory.asked:
+            await asyncio.sleep(0.01)
+        other = await application._peer(SocketPeer(1234, 1))
+        assert other.user == "uid-1234"
+        assert not any(one.done() for one in slow)
+        directory.go_on.set()
+        assert {one.user for one in await asyncio.gather(*slow)} == {"uid-4321"}
+        await application.close()
+
+    asyncio.run(come())
+    assert sorted(directory.asked) == [1234, 4321]

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from msgspec import structs
 
 from batchq.api.access import (
+    Identity,
     Scope,
     Verb,
     attempt_of,
@@ -30,6 +32,7 @@ from batchq.api.node_report import PodAttempt
 from batchq.api.objects import PodGroup
 from batchq.api.transaction import Transaction, Write, fence_of
 from batchq.client.access_control import Actor, Delegate
+from batchq.http.identities import AccessBook
 from batchq.store import keys
 from batchq.store.exec_channels import open_requests
 from batchq.store.link import Link
@@ -377,6 +380,46 @@ def test_tokens_of_unknown_pods_are_looked_up_two_at_a_time_and_delay_no_other_c
         go_on.set()
         assert {one.result().status for one in found} <= {401, 429}
     assert max(most) == 2
+
+
+def test_guesses_at_the_secret_of_a_known_pod_are_looked_up_two_at_a_time(
+    pod: RunningPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pod.caller("GET", "/v1/me").status == 200
+    running, most, go_on = [], [], threading.Event()
+
+    def slow(*_: object) -> None:
+        running.append(1)
+        most.append(len(running))
+        go_on.wait(60)
+        running.pop()
+
+    monkeypatch.setattr(Delegate, "pod_hold", slow)
+    with ThreadPoolExecutor(30) as guesses:
+        found = [guesses.submit(pod.with_secret(f"{n:043}"), "GET", "/v1/me") for n in range(30)]
+        patiently(lambda: len(running) == 2)
+        go_on.set()
+        assert {one.result().status for one in found} <= {401, 429}
+    assert max(most) == 2
+
+
+def test_a_stream_ends_with_its_pod_however_rarely_it_is_checked() -> None:
+    book, identity = AccessBook(), Identity(user="ana", via="pod", token="a1-b2-3")
+    book._read_at = time.monotonic()
+    held = {PodAttempt("a1-b2", 3)}
+    with book.stream_of(identity):
+        book.renew_pods(lambda some: held.intersection(some))
+        assert book.recheck(identity) is None
+        held.clear()
+        book.renew_pods(lambda some: held.intersection(some))
+        for _ in range(3):
+            problem = book.recheck(identity)
+            assert problem is not None
+            assert "has ended" in problem.detail
+            book.renew_pods(lambda some: held.intersection(some))
+    asked: list[PodAttempt] = []
+    book.renew_pods(lambda some: asked.extend(some) or ())
+    assert asked == []
 
 
 NDJSON = "application/x-ndjson"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -12,12 +14,16 @@ import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Container, Pod
+from batchq.store.redis import RedisStore
+from batchq.worker.agent import image_pulls
+from batchq.worker.agent.image_pulls import ImagePulls
 from tests.daemon.waiting import until
 from tests.harness.fake_podman import IMAGE, FakePodman
 from tests.worker import escape_artist
@@ -301,6 +307,57 @@ def test_a_pull_that_kills_its_keeper_leaves_nothing_behind(
     assert [pid for pid in (pull, *before) if is_alive(pid)] == []
     podman.answer("ok")
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
+
+
+def test_a_keeper_that_is_stopped_goes_on(stage: Stage, podman: FakePodman) -> None:
+    stage.start_agent()
+    [pod] = bind(stage, "true")
+    until(lambda: len(podman.pulls()) == 1, within_s=WITHIN_S)
+    [pull] = podman.pulls()
+    keeper = psutil.Process(pull).parent()
+    assert keeper is not None
+    keeper.suspend()
+    stage.stop(pod, "Cancelled")
+    assert stage.ended(pod).status.reason == "Cancelled"
+    until(lambda: not is_alive(pull), within_s=WITHIN_S)
+
+
+def test_a_keeper_that_is_stopped_again_and_again_is_killed_with_its_pull(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_pulls, "_KILLED_WITHIN_MS", 100)
+    pulls = ImagePulls(cast("RedisStore", None), select.poll(), run_dir=tmp_path, secrets=())
+    pull = pulls._started(("/bin/sleep", "600"), {}, None)
+    keeper = psutil.Process(pull.pid)
+    until(lambda: keeper.children() != [], within_s=WITHIN_S)
+    [runtime] = keeper.children()
+    keeper.suspend()
+
+    def has_ended() -> bool:
+        pull.kill()
+        return keeper.status() == psutil.STATUS_ZOMBIE
+
+    until(has_ended, within_s=WITHIN_S)
+    pull.close()
+    until(lambda: not is_alive(runtime.pid), within_s=WITHIN_S)
+
+
+def test_a_pull_that_cannot_be_watched_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one would run beside it."""
+    me, open_pid, before = os.getpid(), os.pidfd_open, psutil.Process().children()
+
+    def full(pid: int, flags: int = 0) -> int:
+        if os.getpid() == me:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return open_pid(pid, flags)
+
+    monkeypatch.setattr(os, "pidfd_open", full)
+    pulls = ImagePulls(cast("RedisStore", None), select.poll(), run_dir=tmp_path, secrets=())
+    with pytest.raises(OSError, match="Too many open files"):
+        pulls._started(("/bin/sleep", "600"), {}, None)
+    assert [one for one in psutil.Process().children() if one not in before] == []
 
 
 # --- apptainer ------------------------------------------------------------------------------------

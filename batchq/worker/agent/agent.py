@@ -714,7 +714,8 @@ class Agent:
         self._handle(self._reports.read_node(self._state.known_pods()))
 
     def _end_paused(self) -> None:
-        """Kill work-horses that are stopped, well before their pods' leases expire.
+        """Kill work-horses that are stopped, well before their pods' leases expire; have the guard
+        and the keepers of pulls go on.
 
         Also kill pods that trace a work-horse or the guard: a tracer could keep them from ending
         pods.
@@ -727,8 +728,8 @@ class Agent:
                 log.warning("pod killed that traces batchq", tracer=tracer, traced=traced)
                 for pid in (tracer, *horses.intersection(lineage)):
                     processes.send(pid, signal.SIGKILL)
-        for guard in stopped([self._post.pid]):
-            processes.send(guard, signal.SIGCONT)
+        for keeper in stopped([self._post.pid, *self._pulls.pids()]):
+            processes.send(keeper, signal.SIGCONT)
         for horse in self._paused.overdue(stopped(horses), now_ms=monotonic_ms()):
             log.warning("paused work-horse killed", horse=horse)
             os.kill(horse, signal.SIGKILL)

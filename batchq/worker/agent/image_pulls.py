@@ -94,20 +94,37 @@ class _Pull:
 
     def __init__(self, pid: int, output: IO[bytes]) -> None:
         self.pid = pid
-        self.descriptor = os.pidfd_open(pid)
+        try:
+            self.descriptor = os.pidfd_open(pid)
+        except OSError:
+            # Without descriptors it cannot be watched, and its pods are told that it has failed.
+            processes.send(pid, KILL)
+            processes.exit_code_of(pid)
+            raise
         self.output = output
         self.attempts: dict[PodAttempt, None] = {}
-        #: When it is killed, if it was told to stop.
+        #: When it is killed, if it was told to stop; and when it was.
         self.killed_at = 0
+        self._kill_sent_at: int | None = None
 
     def send(self, sent: signal.Signals) -> None:
         """Send a signal to the keeper."""
         processes.send(self.pid, sent)
 
-    def close(self) -> int:
+    def kill(self) -> None:
+        """Have the keeper kill everything; later, kill the keeper, which a pull could have stopped:
+        the agent adopts what is left then, and ends it.
+        """
+        now_ms = monotonic_ms()
+        if self._kill_sent_at is None:
+            self._kill_sent_at = now_ms
+        is_late = now_ms - self._kill_sent_at >= _KILLED_WITHIN_MS
+        self.send(signal.SIGKILL if is_late else KILL)
+
+    def close(self, *, within_ms: int = _KILLED_WITHIN_MS) -> int:
         """Have everything killed that is left of it; return the exit code."""
         self.send(KILL)
-        if not processes.is_readable(self.descriptor, within_ms=_KILLED_WITHIN_MS):
+        if not processes.is_readable(self.descriptor, within_ms=within_ms):
             self.send(signal.SIGKILL)
         code = processes.exit_code_of(self.pid)
         self.output.close()
@@ -176,10 +193,10 @@ class ImagePulls:
         """Kill pulls that were told to stop, and have not, and those that fill the disk."""
         for pull in self._stopping:
             if monotonic_ms() >= pull.killed_at:
-                pull.send(KILL)
+                pull.kill()
         for pull in self._pulls.values():
             if os.fstat(pull.output.fileno()).st_size > _MOST_OUTPUT_BYTES:
-                pull.send(KILL)
+                pull.kill()
 
     def collect(self, descriptor: int) -> PullEnded:
         """Return the end of the pull with this descriptor; one that was told to stop had nobody
@@ -209,8 +226,10 @@ class ImagePulls:
         pulls = (*self._pulls.values(), *self._stopping)
         for pull in pulls:
             pull.send(KILL)
+        give_up_at = monotonic_ms() + _KILLED_WITHIN_MS
         for pull in pulls:
-            self._close(pull)
+            self._poll.unregister(pull.descriptor)
+            pull.close(within_ms=max(0, give_up_at - monotonic_ms()))
         self._pulls, self._stopping = {}, []
 
     def _close(self, pull: _Pull) -> int:

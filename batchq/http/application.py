@@ -615,7 +615,7 @@ def _is_noted(call: ApiCall) -> bool:
     """Record the use of a token, and return whether that was possible."""
     try:
         call.delegate.access.note_use(call.identity.token)
-    except Exception as error:
+    except Exception as error:  # whatever it is, the next request records the use
         call.context.book.forget_use(call.identity.token)
         if not isinstance(error, BatchqError):
             raise

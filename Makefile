@@ -105,7 +105,7 @@ clean:  ## remove the environments and the tools' caches
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/pip
 	@echo "Installing batchq into $(VENV) (once)"
-	@$(PIP) --editable .
+	@$(PIP) --editable '.[http]'
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/pip

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from batchq.worker.agent.leftovers import sweep
+from batchq.worker.host import processes
 from batchq.worker.host.processes import has_mark, mark_of
 from batchq.worker.workhorse.run_file import RunFile, own_boot, started_ms
 from tests.daemon.waiting import until
@@ -61,13 +62,40 @@ def test_a_process_with_the_pid_of_a_work_horse_from_before_the_reboot_is_left_a
         other.kill()
 
 
-def test_a_process_that_has_ended_and_was_not_collected_is_not_searched_for_again(
-    tmp_path: Path,
+def parent_of(folder: Path) -> int:
+    try:
+        return int((folder / "stat").read_text().rpartition(") ")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def test_kernel_threads_bear_no_mark_and_have_not_vanished(tmp_path: Path) -> None:
+    # The parent of most of them is kthreadd.
+    threads = [
+        int(folder.name)
+        for folder in Path("/proc").iterdir()
+        if folder.name.isdigit() and parent_of(folder) == 2
+    ]
+    if not threads:
+        pytest.skip("no kernel threads are visible here")
+    assert {has_mark(pid, mark_of(tmp_path), tmp_path) for pid in threads[:20]} == {False}
+
+
+def test_a_process_that_ends_while_it_is_read_has_vanished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with subprocess.Popen(["true"]) as child:
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert has_mark(child.pid, mark_of(tmp_path), tmp_path) is False
-    assert has_mark(child.pid, mark_of(tmp_path), tmp_path) is None
+    read = processes._read
+
+    def ending(path: str) -> bytes:
+        if path.endswith("/environ"):
+            raise ProcessLookupError
+        return read(path)
+
+    monkeypatch.setattr(processes, "_read", ending)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        # It may have forked another one, so the search has to go on.
+        assert has_mark(child.pid, mark_of(tmp_path), tmp_path) is None
+        child.kill()
 
 
 def test_the_start_of_a_process_is_measured_by_a_clock_that_is_never_set() -> None:

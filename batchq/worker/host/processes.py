@@ -246,6 +246,8 @@ _BASE, _RANGE = 1 << 48, 1 << 48
 _LOCK_LIMIT = re.compile(rb"^Max file locks +\S+ +(\d+) ", re.MULTILINE)
 _STOP_FILE = b"BATCHQ_STOP_FILE="
 _ENDED = "ZXx"
+#: From the kernel: linux/sched.h.
+_PF_KTHREAD = 0x0020_0000
 
 
 def mark_of(run_dir: Path) -> int:
@@ -291,15 +293,22 @@ def _has_stop_file(pid: int, run_dir: Path) -> bool:
     except PermissionError:
         return False
     except ProcessLookupError:
-        # Recent kernels answer so for kernel threads and zombies, too, which have no environment;
-        # a search that took them for vanished would read all of them again and again.
-        _read(f"/proc/{pid}/stat")
-        return False
+        # Recent kernels answer so for kernel threads, too, which have no environment; a search that
+        # took them for vanished would read all of them again and again. A process that is ending
+        # has vanished: it may have forked another one that the search does not know.
+        if _is_kernel_thread(pid):
+            return False
+        raise
     prefix = _STOP_FILE + os.fsencode(run_dir) + b"/"
     return any(
         part.startswith(prefix) and b"/" not in part[len(prefix) :]
         for part in environment.split(b"\0")
     )
+
+
+def _is_kernel_thread(pid: int) -> bool:
+    flags = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[6]
+    return bool(int(flags) & _PF_KTHREAD)
 
 
 def await_death(pids: Sequence[int], within_s: float) -> None:

@@ -169,8 +169,7 @@ class AccessControl:
             check_account(owner)
         return self._create(
             owner, actor, days * DAY, scope=scope, note=note, because=because,
-            of_account=":" in owner,
-            line_ends_at=self._store.now_ms() + max(days, rotate_days) * DAY,
+            of_account=":" in owner, line_lasts_ms=max(days, rotate_days) * DAY,
         )  # fmt: skip
 
     def invite(
@@ -241,6 +240,7 @@ class AccessControl:
         groups: tuple[str, ...] | UnsetType = UNSET,
         replaces: str | UnsetType = UNSET,
         line_ends_at: int | UnsetType = UNSET,
+        line_lasts_ms: int | None = None,
         token: str = "",
         spent: Sequence[FieldChange] = (),
     ) -> NewToken:
@@ -251,6 +251,8 @@ class AccessControl:
         if len(note) > _LONGEST_NOTE or note != printable(note):
             raise InvalidInput(f"note: expected a line of at most {_LONGEST_NOTE} characters")
         now_ms, state = self._store.now_ms(), self.state()
+        if line_lasts_ms is not None:
+            line_ends_at = now_ms + line_lasts_ms
         # No user alone uses up the number of tokens that all may have.
         too_many = state.ended_first(owner, MOST_OF_ONE_USER, now_ms)
         stale = [one for one in state.tokens.values() if one in too_many or _is_stale(one, now_ms)]

@@ -91,7 +91,8 @@ def account_of(who: int | str) -> MachineAccount:
     """
     try:
         found = pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)
-    except KeyError:
+    except (KeyError, ValueError):
+        # ValueError: no account has a name with a NUL in it.
         return (
             MachineAccount(f"uid-{who}", who) if isinstance(who, int) else MachineAccount(who, None)
         )

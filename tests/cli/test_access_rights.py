@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
 
 import pytest
 
@@ -211,9 +210,7 @@ def check_accounts_over_the_api() -> None:
     assert run("access", "grant", *subject).out == f"{subject[0]} is submitter in namespace ml\n"
     short = run("token", "create", "ml:ci", "--days", "7", "--rotate-days", "7", "-o", "json")
     row = json.loads(short.out)
-    until, expires = (datetime.fromisoformat(row[name]) for name in ("rotatedUntil", "expiresAt"))
-    # The server's clock is read for each.
-    assert abs(until - expires) < timedelta(minutes=1)
+    assert row["rotatedUntil"] == row["expiresAt"]
     made = run("token", "create", "ml:ci", "--days", "7")
     parts = parse_token(made.out.strip())
     assert parts is not None

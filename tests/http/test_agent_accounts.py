@@ -25,7 +25,14 @@ from batchq.cli.main import main
 from batchq.client.access_control import Actor, Delegate
 from batchq.http import identities
 from batchq.http.application import ApiApplication, ApiSettings
-from batchq.http.identities import AgentAccounts, AgentLooks, SocketAccounts, SocketPeer
+from batchq.http.identities import (
+    AgentAccounts,
+    AgentLooks,
+    MachineAccount,
+    SocketAccounts,
+    SocketPeer,
+    account_of,
+)
 from batchq.http.problems import ApiProblem
 from batchq.worker.host.accounts import Announcement
 from tests.client.stage import Stage
@@ -403,6 +410,11 @@ def test_an_account_that_has_begun_to_run_pods_while_it_was_looked_up_is_refused
         await application.close()
 
     asyncio.run(come())
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\udc00b\ud800", ""])
+def test_a_name_that_no_account_can_have_is_no_account(name: str) -> None:
+    assert account_of(name) == MachineAccount(name, None)
 
 
 def test_a_slow_account_is_looked_up_once_for_all_and_delays_no_other(

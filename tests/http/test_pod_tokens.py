@@ -352,18 +352,28 @@ def test_a_token_is_revoked_while_the_pods_with_streams_are_still_being_looked_u
         go_on.set()
 
 
+class SlowLookups:
+    """Pods are looked up for as long as it pleases the test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.running = self.most = 0
+        self.go_on = threading.Event()
+        self._lock = threading.Lock()
+        monkeypatch.setattr(Delegate, "pod_hold", self._look_up)
+
+    def _look_up(self, *_: object) -> None:
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.go_on.wait(60)
+        with self._lock:
+            self.running -= 1
+
+
 def test_tokens_of_unknown_pods_are_looked_up_two_at_a_time_and_delay_no_other_caller(
     server: Server, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running, most, go_on = [], [], threading.Event()
-
-    def slow(*_: object) -> None:
-        running.append(1)
-        most.append(len(running))
-        go_on.wait(60)
-        running.pop()
-
-    monkeypatch.setattr(Delegate, "pod_hold", slow)
+    lookups = SlowLookups(monkeypatch)
     with (
         Delegate(server.url) as delegate,
         RunningApi(server.url) as api,
@@ -375,32 +385,24 @@ def test_tokens_of_unknown_pods_are_looked_up_two_at_a_time_and_delay_no_other_c
             guesses.submit(api.caller(token_text("pod", f"a-1-{n}-1", SECRET)), "GET", "/v1/me")
             for n in range(30)
         ]
-        patiently(lambda: len(running) == 2)
+        patiently(lambda: lookups.running == 2)
         assert ana("GET", "/v1/me").status == 200
-        go_on.set()
+        lookups.go_on.set()
         assert {one.result().status for one in found} <= {401, 429}
-    assert max(most) == 2
+    assert lookups.most == 2
 
 
 def test_guesses_at_the_secret_of_a_known_pod_are_looked_up_two_at_a_time(
     pod: RunningPod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert pod.caller("GET", "/v1/me").status == 200
-    running, most, go_on = [], [], threading.Event()
-
-    def slow(*_: object) -> None:
-        running.append(1)
-        most.append(len(running))
-        go_on.wait(60)
-        running.pop()
-
-    monkeypatch.setattr(Delegate, "pod_hold", slow)
+    lookups = SlowLookups(monkeypatch)
     with ThreadPoolExecutor(30) as guesses:
         found = [guesses.submit(pod.with_secret(f"{n:043}"), "GET", "/v1/me") for n in range(30)]
-        patiently(lambda: len(running) == 2)
-        go_on.set()
+        patiently(lambda: lookups.running == 2)
+        lookups.go_on.set()
         assert {one.result().status for one in found} <= {401, 429}
-    assert max(most) == 2
+    assert lookups.most == 2
 
 
 def test_a_stream_ends_with_its_pod_however_rarely_it_is_checked() -> None:

@@ -25,7 +25,7 @@ from batchq.api.objects import KINDS, Metadata
 from batchq.api.reasons import Finish, Leaving, Waiting
 from batchq.cli.main import COMMANDS, main
 from batchq.config.model import SchedulerFile
-from batchq.daemon.observability.metrics import MEASURES
+from batchq.daemon.metrics import MEASURES
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMS = {

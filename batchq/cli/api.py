@@ -173,7 +173,7 @@ def api(
     batchq[http]. docs/http-api.md describes paths, rights and limits.
     """
     from batchq.client.access_control import Delegate
-    from batchq.daemon.observability import logs
+    from batchq.daemon import logs
     from batchq.identity_provider import OidcSettings, checked_issuer
     from batchq.paths import find_home, read_signing_key
 
@@ -278,7 +278,7 @@ def registrar(shared: Globals, listen: str, api_users: tuple[str, ...], agents_u
     import signal
 
     from batchq.client.node_users import NodeUserService, checked_agents_url
-    from batchq.daemon.observability import logs
+    from batchq.daemon import logs
     from batchq.daemon.services import Termination, ThreadService
     from batchq.paths import find_home, resolve_url
 

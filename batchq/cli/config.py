@@ -374,8 +374,8 @@ def scheduler(
         return None
     if output != "table":
         raise UsageError("-o needs --status; the daemon itself prints nothing")
+    from batchq.daemon import logs
     from batchq.daemon.app import SchedulerOptions, run_scheduler
-    from batchq.daemon.observability import logs
 
     logs.configure()
     checked_config(config)

@@ -254,7 +254,7 @@ def worker(
     """
     from msgspec import structs
 
-    from batchq.daemon.observability import logs
+    from batchq.daemon import logs
     from batchq.paths import find_home, resolve_url
     from batchq.worker.agent.agent import Agent, AgentSettings
     from batchq.worker.host.accounts import settle

@@ -24,8 +24,8 @@ from batchq.api.transaction import Transaction, Write
 from batchq.daemon import leader
 from batchq.daemon.leader import Leadership, Mender, Quarantine
 from batchq.daemon.loop import Loop, TurnReport, watcher
+from batchq.daemon.metrics_server import UNFIT_AFTER_PERIODS, MetricsServer
 from batchq.daemon.node_reports import node_report_service
-from batchq.daemon.observability.http_server import UNFIT_AFTER_PERIODS, MetricsServer
 from batchq.daemon.reload import Effective, Reload, reload_service
 from batchq.daemon.services import OWN_MISTAKE, Services, Termination, on_hangup
 from batchq.errors import StoreUnavailable, UnreadableRecord

@@ -35,7 +35,7 @@ from msgspec import Struct
 
 from batchq.api.devices import is_device_resource
 from batchq.api.resources import CPU, MEMORY, format_quantity
-from batchq.daemon.observability.logs import FILE_VARIABLE, LARGEST_LOG_BYTES
+from batchq.daemon.logs import FILE_VARIABLE, LARGEST_LOG_BYTES
 from batchq.daemon.services import OWN_MISTAKE
 from batchq.errors import BatchqError, Conflict
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home

@@ -31,7 +31,7 @@ from batchq.config.load import load_config
 from batchq.daemon import detached
 from batchq.daemon import embedded_server as embedded
 from batchq.daemon.detached import ProcessFate, Record
-from batchq.daemon.observability.http_server import check_address
+from batchq.daemon.metrics_server import check_address
 from batchq.daemon.services import Termination, on_hangup
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable, WaitTimedOut
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url, read_password, resolve_url

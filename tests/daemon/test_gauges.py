@@ -10,7 +10,7 @@ from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Snapshot
-from batchq.daemon.observability.gauges import levels_of
+from batchq.daemon.gauges import levels_of
 from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.cycle import Scheduler

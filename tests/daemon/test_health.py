@@ -11,8 +11,7 @@ import pytest
 
 from batchq.core.session.snapshot import Settings
 from batchq.daemon.loop import Loop, Turn, TurnReport
-from batchq.daemon.observability import http_server
-from batchq.daemon.observability.http_server import Health, MetricsServer
+from batchq.daemon.metrics_server import Health, MetricsServer
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage
 from tests.daemon.scrapes import get

@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 import pytest
 
-from batchq.daemon.observability.http_server import (
+from batchq.daemon.metrics_server import (
     MOST_AT_ONCE,
     Address,
     HttpAnswer,

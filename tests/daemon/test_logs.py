@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from batchq.daemon.observability import logs
+from batchq.daemon import logs
 from batchq.errors import InvalidInput
 
 

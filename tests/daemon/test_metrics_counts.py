@@ -16,8 +16,8 @@ from batchq.api.objects import (
 from batchq.api.transaction import Transaction, Write
 from batchq.config.model import SchedulerConfig
 from batchq.daemon.loop import TurnReport
-from batchq.daemon.observability.http_server import MetricsServer
-from batchq.daemon.observability.metrics import MEASURES, Metrics
+from batchq.daemon.metrics import MEASURES, Metrics
+from batchq.daemon.metrics_server import MetricsServer
 from batchq.errors import StoreUnavailable
 from batchq.store.memory import MemoryStore
 from batchq.store.outage import Outage

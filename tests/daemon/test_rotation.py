@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from batchq.daemon.detached import reap, spawn
-from batchq.daemon.observability.logs import LossyStream, OwnFile, own_file
+from batchq.daemon.logs import LossyStream, OwnFile, own_file
 from tests.daemon.waiting import until
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.daemon.observability.metrics import Stopwatch
+from batchq.daemon.metrics import Stopwatch
 
 
 class Clock:

@@ -12,7 +12,7 @@ from batchq.api.objects import PodGroup, SchedulingGate
 from batchq.api.transaction import Transaction, Write
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.daemon.observability.metrics import Metrics
+from batchq.daemon.metrics import Metrics
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.memory import MemoryStore
 from batchq.store.outage import Outage

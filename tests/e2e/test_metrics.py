@@ -9,7 +9,7 @@ import subprocess
 from contextlib import closing
 
 from batchq.daemon import embedded_server as embedded
-from batchq.daemon.observability.http_server import Address, listen
+from batchq.daemon.metrics_server import Address, listen
 from tests.daemon.scrapes import Scrape, get, scrape
 from tests.e2e.machine import Machine, phase, until
 

@@ -40,7 +40,7 @@ _PRELOADED = (
     *(f"batchq.cli.{name}" for name in ("main", "api", "checks", "config", "describe", "doctor")),
     *(f"batchq.cli.{name}" for name in ("jobs", "nodes", "objects", "plan", "queues", "stack")),
     *(f"batchq.cli.{name}" for name in ("submit", "wait", "why", "worker")),
-    *("batchq.client", "batchq.daemon.app", "batchq.daemon.observability.logs"),
+    *("batchq.client", "batchq.daemon.app", "batchq.daemon.logs"),
     *("batchq.http.server", "batchq.http.application", "batchq.worker.agent.agent"),
 )
 _CLONE_PARENT = 0x8000

@@ -13,8 +13,8 @@ import yaml
 from batchq.api.reasons import Finish, Leaving, Waiting
 from batchq.api.transaction import Word
 from batchq.assembly import BUILTIN_PLUGINS
-from batchq.daemon.observability.gauges import KINDS
-from batchq.daemon.observability.metrics import MEASURES, Measure
+from batchq.daemon.gauges import KINDS
+from batchq.daemon.metrics import MEASURES, Measure
 from tests.tidy.source import ROOT, report
 
 PAGE = ROOT / "docs" / "metrics.md"
@@ -105,9 +105,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 def test_an_expression_names_existing_metrics_and_labels(place: str, expression: str) -> None:
     assert "batchq_" in expression
     faults = faults_of(expression)
-    assert not faults, report(
-        faults, f"{place} asks for what batchq.daemon.observability.metrics has not:"
-    )
+    assert not faults, report(faults, f"{place} asks for what batchq.daemon.metrics has not:")
 
 
 @pytest.mark.parametrize(

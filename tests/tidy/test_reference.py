@@ -12,7 +12,7 @@ from batchq.api.reasons import Finish, Leaving, Waiting
 from batchq.cli.main import COMMANDS, main
 from batchq.client import Client
 from batchq.config.model import SchedulerFile
-from batchq.daemon.observability.metrics import MEASURES
+from batchq.daemon.metrics import MEASURES
 from docs import conf as site
 from docs import reference
 from tests.tidy.source import ROOT

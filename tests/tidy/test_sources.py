@@ -11,7 +11,7 @@ from itertools import product
 import click
 import pytest
 
-from batchq.daemon.observability.metrics import MEASURES
+from batchq.daemon.metrics import MEASURES
 from tests.tidy.command_lines import accept
 from tests.tidy.source import ROOT
 from tests.unit.test_config_plugins import TABLE

@@ -151,8 +151,8 @@ def test_an_agent_loads_neither_the_scheduler_nor_the_client() -> None:
 @pytest.mark.parametrize(
     "modules",
     [
-        "batchq.cli.worker, batchq.daemon.observability.logs, batchq.worker.agent.agent",
-        "batchq.cli.config, batchq.daemon.app, batchq.daemon.observability.logs",
+        "batchq.cli.worker, batchq.daemon.logs, batchq.worker.agent.agent",
+        "batchq.cli.config, batchq.daemon.app, batchq.daemon.logs",
     ],
     ids=["agent", "scheduler"],
 )

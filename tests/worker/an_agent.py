@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from batchq.daemon.observability import logs
+from batchq.daemon import logs
 from batchq.errors import BatchqError
 from batchq.worker.agent import agent, wakeups
 from batchq.worker.agent.agent import Agent, AgentSettings

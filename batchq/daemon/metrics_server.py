@@ -1,4 +1,4 @@
-"""A small HTTP server: `/metrics`, `/livez` and `/readyz`, GET only.
+"""The HTTP server of the metrics: `/metrics`, `/livez` and `/readyz`, GET only.
 
 It listens on loopback unless an address is given, and has no passwords: every client that can
 connect can read. It serves a few connections at a time, none for longer than some seconds, so that
@@ -23,7 +23,7 @@ from prometheus_client.exposition import choose_encoder
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.daemon.loop import HANGS_AFTER_PERIODS, Loop, Turn, TurnReport
-from batchq.daemon.observability.metrics import Metrics
+from batchq.daemon.metrics import Metrics
 from batchq.daemon.services import PATIENCE_S, ThreadService
 from batchq.errors import InvalidInput
 from batchq.scheduler.cycle import CycleReport, Scheduler

@@ -31,8 +31,8 @@ from batchq.api.reasons import Finish, Leaving
 from batchq.api.transaction import Word, count_of
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
+from batchq.daemon.gauges import NO_QUEUE, Levels, in_wholes, levels_of, resources_of
 from batchq.daemon.loop import Turn, TurnReport
-from batchq.daemon.observability.gauges import NO_QUEUE, Levels, in_wholes, levels_of, resources_of
 from batchq.errors import StoreUnavailable
 from batchq.scheduler.cycle import CycleReport
 from batchq.store.outage import Outage

@@ -23,10 +23,10 @@ QUICK = Settings(schedule_period_ms=10, min_session_interval_ms=1)
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten all limits to what a busy machine still keeps."""
-    monkeypatch.setattr(http_server, "_LEAST_STILL_S", 2.0)
-    monkeypatch.setattr(http_server, "_LEAST_RECENT_S", 2.0)
-    monkeypatch.setattr(http_server, "_SLOW_STORE_S", 0.1)
-    monkeypatch.setattr(http_server, "UNFIT_AFTER_PERIODS", 10)
+    monkeypatch.setattr(metrics_server, "_LEAST_STILL_S", 2.0)
+    monkeypatch.setattr(metrics_server, "_LEAST_RECENT_S", 2.0)
+    monkeypatch.setattr(metrics_server, "_SLOW_STORE_S", 0.1)
+    monkeypatch.setattr(metrics_server, "UNFIT_AFTER_PERIODS", 10)
 
 
 @contextmanager

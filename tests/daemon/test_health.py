@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from batchq.core.session.snapshot import Settings
+from batchq.daemon import metrics_server
 from batchq.daemon.loop import Loop, Turn, TurnReport
 from batchq.daemon.metrics_server import Health, MetricsServer
 from batchq.errors import StoreUnavailable

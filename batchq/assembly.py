@@ -22,17 +22,17 @@ from batchq.config.model import Expansion, SchedulerConfig, expand, named
 from batchq.core.extension import POINTS, Plugin, implemented, traits_of
 from batchq.core.session.session import Action
 from batchq.errors import InvalidInput
-from batchq.plugins.capacity import Capacity, Quota
-from batchq.plugins.conformance import Conformance
-from batchq.plugins.drf import Drf
-from batchq.plugins.gang import Gang
+from batchq.plugins.capacity import Capacity, Overcommit, Quota
 from batchq.plugins.gates import AdmissionChecks, Dependencies, SchedulingGates
-from batchq.plugins.nodeorder import BalancedAllocation, BinPack, LeastAllocated, MostAllocated
-from batchq.plugins.overcommit import Overcommit
-from batchq.plugins.predicates import Predicates
-from batchq.plugins.priority import Priority
-from batchq.plugins.proportion import Proportion
-from batchq.plugins.sla import Sla
+from batchq.plugins.nodes import (
+    BalancedAllocation,
+    BinPack,
+    LeastAllocated,
+    MostAllocated,
+    Predicates,
+)
+from batchq.plugins.order import Drf, Priority, Proportion, Sla
+from batchq.plugins.vetoes import Conformance, Gang
 from batchq.scheduler.cycle import Scheduler
 from batchq_actions import BUILTIN_ACTIONS
 

@@ -23,8 +23,7 @@ from batchq.core.session.snapshot import Instrument
 from batchq.core.session.state import GroupState
 from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
-from batchq.plugins.drf import Drf
-from batchq.plugins.sla import Sla, SlaArguments
+from batchq.plugins.order import Drf, Sla, SlaArguments
 from batchq.store import object_table
 from tests.effort import sample, usually
 from tests.worlds.making import Described, described

@@ -17,7 +17,7 @@ from batchq.config.load import as_text, read_config
 from batchq.config.model import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
 from batchq.core.extension import POINTS
 from batchq.errors import InvalidInput
-from batchq.plugins.sla import Sla
+from batchq.plugins.order import Sla
 from batchq.scheduler.timers import next_due_at
 from tests.builders import a_group, a_node, a_snapshot
 

@@ -4,9 +4,21 @@ A runtime keeps the images that it pulls in a store or a cache of its account, s
 under the account of its pods. It is pulled outside of them, without their limits. So it has the
 agent's variables and only a few of theirs, none of which names a program, a library or a file: with
 `LD_PRELOAD`, a user's code would run there for as long as it likes. The agent's loop waits for no
-pull: it polls a descriptor of each keeper (`pull_keeper.py`), which ends when the pull has ended,
-and everything that the pull has started. The output goes to a file without a name, and its end says
-why a pull has failed.
+pull: it polls a descriptor of each keeper, which ends when the pull has ended, and everything that
+the pull has started. The output goes to a file without a name, and its end says why a pull has
+failed.
+
+The keeper of a pull is a fork of the agent that starts the runtime, and ends what it leaves. A
+runtime may start processes that are to outlive it, and the account's own configuration may name
+programs for it to run. The keeper adopts whatever loses its parent below it, and is in a cgroup of
+its own where pods are contained by cgroups. It ends after everything else has ended, as the runtime
+has: so an image that was pulled was pulled by nothing that still runs. When the agent ends, however
+that happens, the kernel has the keeper end everything at once. If the keeper itself is killed, the
+agent adopts what is left and ends it, or else the next agent does.
+
+A PID namespace would not do: rootless podman notes the pid of a process that it leaves on purpose,
+for its next call to join, and must find it by that pid. That process is ended, too; podman starts
+another one when it needs it.
 """
 
 from __future__ import annotations
@@ -18,9 +30,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from time import monotonic
+from typing import IO, NamedTuple, NoReturn
 
 from batchq.api.containers import image_to_pull, runtime_of
 from batchq.api.node_report import PodAttempt
@@ -30,12 +43,12 @@ from batchq.store.redis import RedisStore
 from batchq.system import structlog
 from batchq.worker.agent.messages import PullEnded, PullImage, PullStarted, StopPull
 from batchq.worker.agent.pod_states import group_of
-from batchq.worker.agent.pull_keeper import KILL, OF_SIGNALS, STOP, fork_keeper
 from batchq.worker.host import privileges, processes
 from batchq.worker.host.accounts import NoAccount, PodAccounts
-from batchq.worker.host.containment import OF_CHILDREN, Boundary
+from batchq.worker.host.containment import OF_CHILDREN, Boundary, Containment, Enclosure
 from batchq.worker.host.privileges import Account
-from batchq.worker.workhorse.process import base_environment, without_person
+from batchq.worker.host.processes import Signals, await_death
+from batchq.worker.workhorse.process import base_environment, send_to_group, without_person
 from batchq.worker.workhorse.reporter import monotonic_ms
 
 log = structlog.get_logger(__name__)
@@ -323,3 +336,103 @@ def _last_line(output: IO[bytes]) -> str:
 def _trouble(code: int) -> str:
     by = -code if code < 0 else code - OF_SIGNALS
     return f"killed by signal {by}" if by in signal.valid_signals() else f"exited with {code}"
+
+
+#: Sent to a keeper: the runtime is to end, and everything is to be killed at once.
+STOP, KILL = signal.SIGTERM, signal.SIGUSR1
+_ENDS_WITHIN_S = 30.0
+_ROUND_S = 1.0
+#: The exit code of a keeper whose runtime was killed by a signal, less its number, as in a shell.
+OF_SIGNALS = 128
+#: The exit code of a keeper whose runtime could not be started.
+_NOT_STARTED = 127
+
+
+def fork_keeper(
+    start: Callable[[int], subprocess.Popen[bytes]], output: int, boundary: Boundary, mark: int
+) -> int:
+    """Fork the keeper of the runtime that `start` starts, whose parent's pid it is given; return
+    its pid.
+
+    Why a runtime could not be started is written to `output`. `mark`: how the next agent recognizes
+    the processes. The calling process must have a single thread. Raise OSError.
+    """
+    agent = os.getpid()
+    # The handlers of the agent would swallow a signal that comes before those of the keeper.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, (STOP, KILL))
+    try:
+        pid = os.fork()
+        if pid:
+            return pid
+        _keep(start, output, boundary, mark, agent, former)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _keep(
+    start: Callable[[int], subprocess.Popen[bytes]],
+    output: int,
+    boundary: Boundary,
+    mark: int,
+    agent: int,
+    mask: set[int],
+) -> NoReturn:
+    exit_code = _NOT_STARTED
+    try:
+        processes.detach({output, 2})
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signals = Signals(STOP, KILL, signal.SIGCHLD)
+        signals.install()
+        processes.set_mark(mark)
+        processes.adopt_orphans()
+        processes.die_with_parent(KILL, agent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        enclosure = Enclosure(boundary if boundary.kind == Containment.CGROUP else OF_CHILDREN)
+        try:
+            process = start(os.getpid())
+        except (OSError, ValueError, subprocess.SubprocessError) as trouble:
+            os.write(output, f"it could not be started: {trouble}\n".encode())
+        else:
+            code = _await(process, signals)
+            _end(enclosure)
+            exit_code = code if code >= 0 else OF_SIGNALS - code
+        enclosure.close()
+    except Exception as error:  # anything: the pull has failed, and the agent goes on
+        log.exception("keeper of a pull failed", error=str(error))
+    finally:
+        os._exit(exit_code)
+
+
+def _await(process: subprocess.Popen[bytes], signals: Signals) -> int:
+    """Return the exit code of the runtime, which is told to stop, or killed, when this process
+    is.
+    """
+    poll = select.poll()
+    ended = os.pidfd_open(process.pid)
+    for descriptor in (ended, signals.fileno()):
+        poll.register(descriptor, select.POLLIN)
+    stops = 0
+    while True:
+        readable = {descriptor for descriptor, _ in poll.poll()}
+        signals.clear()
+        if signals.count(KILL):
+            processes.send(process.pid, signal.SIGKILL)
+        elif signals.count(STOP) > stops:
+            stops = signals.count(STOP)
+            send_to_group(process.pid, signal.SIGTERM)
+        processes.reap_orphans(keep=(process.pid,))
+        if ended in readable:
+            wait_status = processes.collect(process.pid)
+            return (
+                -signal.SIGKILL if wait_status is None else os.waitstatus_to_exitcode(wait_status)
+            )
+
+
+def _end(enclosure: Enclosure) -> None:
+    """End everything that the runtime has left."""
+    deadline = monotonic() + _ENDS_WITHIN_S
+    while left := enclosure.end_all(keep=(), within_s=_ROUND_S):
+        if monotonic() >= deadline:
+            log.error("processes of a pull cannot be killed", pids=left)
+            return
+        await_death(left, _ROUND_S)

@@ -469,6 +469,8 @@ def check_account(name: str) -> str:
     return namespace
 
 
+#: The name of a user.
+USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
 _SUBJECT = re.compile(r"(user|group):[A-Za-z0-9_][A-Za-z0-9._@:+-]{0,127}")
 
 

@@ -37,6 +37,8 @@ REQUEST_TTL_MS = 30_000
 MOST_COMMAND_BYTES = 32 * 1024
 _MOST_CELLS = 65_535
 _LONGEST_TERM = 64
+#: The reason of the event about a command in a pod, by which the audit trail knows it, too.
+COMMAND_STARTED = "CommandStarted"
 #: The message of an end: the input of the pod has a user.
 INPUT_IS_TAKEN = "another terminal is attached to the input of the pod"
 

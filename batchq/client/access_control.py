@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType, structs
 
 from batchq.api.access import (
+    USER,
     Binding,
     Scope,
     TokenKind,
@@ -35,7 +36,6 @@ from batchq.api.printable import printable
 from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
-from batchq.client.audit import USER, Actor, audit_of, described
 from batchq.client.connection import connect, user_of
 from batchq.client.node_users import MOST_USES, check_pattern
 from batchq.client.pod_commands import SessionPlace, frames_of
@@ -47,6 +47,7 @@ from batchq.store import access_records as records
 from batchq.store.access_records import (
     USUAL_LINE_MS,
     AccessState,
+    Actor,
     AuditEntry,
     AuditRecord,
     BindingRecord,
@@ -54,6 +55,8 @@ from batchq.store.access_records import (
     ServiceAccount,
     TokenRecord,
     UserGroupRecord,
+    audit_of,
+    described,
     service_accounts,
 )
 from batchq.store.exec_channels import ExecChannel
@@ -65,7 +68,6 @@ if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
 
 __all__ = [
-    "USER",
     "AccessControl",
     "AccessState",
     "Actor",

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct, to_builtins
 
 from batchq.api.exec_session import (
+    COMMAND_STARTED,
     REQUEST_TTL_MS,
     SILENCE_S,
     ExecCommand,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from batchq.api_session import ApiCredentials, ApiSession
     from batchq.store.redis import RedisStore
 
-#: The reason of the event about a command in a pod, by which the audit trail knows it, too.
-COMMAND_STARTED = "CommandStarted"
 _LONGEST_NAME = 60
 #: The pause before a stream that has broken is opened again.
 _AGAIN_S = 0.2

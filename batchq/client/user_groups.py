@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from batchq.api.access import OF_LOCAL, local_subject
+from batchq.api.access import OF_LOCAL, USER, local_subject
 from batchq.api.notation import counted, format_instant, label_problem
-from batchq.client.audit import USER, Actor, audit_of
 from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
 from batchq.store import access_records as records
-from batchq.store.access_records import AccessState, FieldChange, UserGroupRecord
+from batchq.store.access_records import AccessState, Actor, FieldChange, UserGroupRecord, audit_of
 
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 import jwt
 
+from batchq.api.access import USER
 from batchq.api.printable import printable
-from batchq.client.access_control import USER
 from batchq.errors import StoreUnavailable
 from batchq.http.problems import ApiProblem, unauthenticated
 from batchq.identity_provider import IdentityProvider, OidcSettings

@@ -332,7 +332,7 @@ def _socket(option: str, text: str) -> Path:
 
 
 def _why(client: Client, key: str) -> object:
-    from batchq.cli.why import row_of
+    from batchq.cli.diagnosis import row_of
 
     return row_of(client.why(key))
 

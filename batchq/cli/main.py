@@ -54,7 +54,9 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "plan": CommandEntry("plan", "plan", "Show what would happen to a submission now."),
         "jobs": CommandEntry("jobs", "jobs", "List pod groups: phase, position, and why."),
         "describe": CommandEntry("describe", "describe", "Show everything about one object."),
-        "why": CommandEntry("why", "why", "Explain why a group waits, and what to do about it."),
+        "why": CommandEntry(
+            "diagnosis", "why", "Explain why a group waits, and what to do about it."
+        ),
         "events": CommandEntry("describe", "events", "List events, or follow them (-w)."),
         "logs": CommandEntry("wait", "logs", "Print the output of a group's pods."),
         "alloc": CommandEntry("allocation", "alloc", "Hold pods while a command runs here."),
@@ -92,7 +94,7 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
             "config", "config", "Check, print, compare and convert the scheduler's settings."
         ),
         "service": CommandEntry("stack", "service", "Write systemd units for batchq's parts."),
-        "doctor": CommandEntry("doctor", "doctor", "Look for problems, and say what to do."),
+        "doctor": CommandEntry("diagnosis", "doctor", "Look for problems, and say what to do."),
         "acl": CommandEntry(
             "access_rights", "acl", "Print a line for the server's ACL file, by role."
         ),

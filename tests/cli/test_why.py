@@ -10,7 +10,7 @@ import pytest
 
 from batchq.api.objects import SchedulingGate
 from batchq.api.transaction import Event, Transaction
-from batchq.cli.why import row_of, show_why
+from batchq.cli.diagnosis import row_of, show_why
 from batchq.client import Client
 from tests.builders import a_group, a_queue, a_task
 from tests.cli.conftest import Batchq

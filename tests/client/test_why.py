@@ -16,7 +16,7 @@ from batchq.api.objects import (
 from batchq.api.reasons import Waiting
 from batchq.api.views import Others, Why
 from batchq.assembly import assemble
-from batchq.cli.why import show_why
+from batchq.cli.diagnosis import show_why
 from batchq.client.overview import others
 from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Settings

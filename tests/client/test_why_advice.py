@@ -19,8 +19,8 @@ from batchq.api.objects import (
 )
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import Event
+from batchq.cli.diagnosis import row_of, show_why
 from batchq.cli.output.tables import where_or_why
-from batchq.cli.why import row_of, show_why
 from batchq.client.overview import Overview
 from batchq.client.remedies import remedy_for
 from batchq.client.why import periods_of, waited_for

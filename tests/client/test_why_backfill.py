@@ -10,7 +10,7 @@ from msgspec import json, structs
 from batchq.api.objects import PodGroup, Queue, Strategy
 from batchq.api.reasons import Waiting
 from batchq.api.views import Others, Why
-from batchq.cli.why import row_of, show_why
+from batchq.cli.diagnosis import row_of, show_why
 from tests.builders import a_node, a_queue
 from tests.client.waits import MINUTE, NEVER, NOW, World, asks
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from batchq.cli.api import table_of
-from batchq.cli.why import row_of
+from batchq.cli.diagnosis import row_of
 from batchq.client.access_control import Delegate
 from batchq.http.server import ApiServer, ListenAddress, ServeOptions
 from tests.harness import fork_server

@@ -1,9 +1,11 @@
-"""`batchq why`: why a group waits, as text and as JSON."""
+"""`batchq why`: why a group waits; and `batchq doctor`: what is wrong with a running system."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -33,13 +35,14 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import one_line, show_fields, show_section
-from batchq.cli.output.terminal import echo
+from batchq.cli.output.render import is_terminal, one_line, show_fields, show_section
+from batchq.cli.output.terminal import EXIT_ERROR, EXIT_WARNINGS, echo, has_colors, paint
 from batchq.cli.output.values import group_key
 from batchq.errors import BatchqError, NotFound
 
 if TYPE_CHECKING:
     from batchq.client import Client
+    from batchq.client.doctor import Finding, Report
 
 #: Reasons that end when other groups end.
 _ENDS_WITH_OTHERS = (
@@ -424,3 +427,75 @@ def _is_node(client: Client, name: str) -> bool:
     with suppress(BatchqError):
         return any(node.metadata.name == name for node in client.nodes())
     return False
+
+
+_SIGNS = {"ok": "✓", "note": "·", "warning": "!", "error": "✗"}
+_COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
+#: How many findings of one check are shown; -o json has all.
+_MOST_SHOWN = 10
+
+
+@click.command(epilog=examples("batchq doctor", "batchq doctor -o json"))
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="The schedulers' configuration, for its timeouts.  [default: built in]",
+)
+@output_option("text", "json")
+@pass_globals
+def doctor(shared: Globals, config: Path | None, output: Output) -> int:
+    """Look for problems of the server, schedulers, nodes and ledger, and say what to do.
+
+    The command only reads, and reports what this user may not read. Each line is a finding: ✓ is in
+    order, · is a note, ! is a warning of future trouble, ✗ is an error. docs/operations.md explains
+    every check.
+
+    Exit codes: 0 nothing worse than notes, 3 warnings, 1 errors, 9 the server cannot be reached or
+    refuses this user.
+    """
+    from batchq.cli.config import checked_config
+    from batchq.client.doctor import Level, examine
+
+    checked_config(config)
+    report = examine(shared.redis_url, config=config)
+    value = {"worst": report.worst, "findings": report.findings}
+    output.page(value, lambda: _show_report(report))
+    if report.worst is Level.ERROR:
+        return EXIT_ERROR
+    return EXIT_WARNINGS if report.worst is Level.WARNING else 0
+
+
+def _show_report(report: Report) -> None:
+    for line in _report_lines(report, color=is_terminal() and has_colors()):
+        paint(line)
+
+
+def _report_lines(report: Report, *, color: bool) -> Iterator[str]:
+    width = max(len(finding.check) for finding in report.findings)
+    for _, findings in groupby(report.findings, key=lambda finding: finding.check):
+        of_check = list(findings)
+        for finding in of_check[:_MOST_SHOWN]:
+            yield from _of_finding(finding, width, color=color)
+        if len(of_check) > _MOST_SHOWN:
+            yield f"  {'':{width}}  and {len(of_check) - _MOST_SHOWN} more (-o json lists them)"
+    yield ""
+    yield _summary(report)
+
+
+def _of_finding(finding: Finding, width: int, *, color: bool) -> Iterator[str]:
+    level = str(finding.level)
+    sign = click.style(_SIGNS[level], fg=_COLORS[level]) if color else _SIGNS[level]
+    subject = f"{finding.subject}: " if finding.subject else ""
+    expected = f"; expected {finding.expected}" if finding.expected else ""
+    yield f"{sign} {finding.check:{width}}  {one_line(subject + finding.found + expected)}"
+    if finding.remedy:
+        yield f"  {'':{width}}  → {one_line(finding.remedy)}"
+
+
+def _summary(report: Report) -> str:
+    from batchq.api.notation import counted
+    from batchq.client.doctor import CHECKS, Level
+
+    levels = ((Level.ERROR, "error"), (Level.WARNING, "warning"), (Level.NOTE, "note"))
+    counts = [counted(report.count(level), word) for level, word in levels]
+    return f"{len(CHECKS)} checks: {', '.join(counts)}"

@@ -44,8 +44,7 @@ from batchq.cli.foreground import (
 )
 from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
 from batchq.cli.output.progress import short
-from batchq.cli.output.render import one_line
-from batchq.cli.output.terminal import Interrupted, echo
+from batchq.cli.output.terminal import Interrupted, echo, one_line
 from batchq.cli.output.values import ending_text, print_results, seconds_of
 from batchq.cli.pod_exec import (
     EARLY_S,

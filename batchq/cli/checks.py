@@ -35,8 +35,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import Table, show_fields, show_section
-from batchq.cli.output.terminal import echo
+from batchq.cli.output.terminal import Table, echo, show_fields, show_section
 from batchq.cli.output.values import group_key, name_of_kind, seconds_of
 from batchq.client import ROOT, Client
 from batchq.errors import UsageError

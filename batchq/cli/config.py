@@ -19,8 +19,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import show_table
-from batchq.cli.output.terminal import EXIT_ERROR, echo, show_error, show_hint
+from batchq.cli.output.terminal import EXIT_ERROR, echo, show_error, show_hint, show_table
 from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:

@@ -45,8 +45,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import one_line, show_fields, show_section
-from batchq.cli.output.terminal import echo
+from batchq.cli.output.terminal import echo, one_line, show_fields, show_section
 from batchq.cli.output.values import (
     complete_kind,
     ending_text,

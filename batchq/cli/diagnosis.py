@@ -35,8 +35,17 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import is_terminal, one_line, show_fields, show_section
-from batchq.cli.output.terminal import EXIT_ERROR, EXIT_WARNINGS, echo, has_colors, paint
+from batchq.cli.output.terminal import (
+    EXIT_ERROR,
+    EXIT_WARNINGS,
+    echo,
+    has_colors,
+    is_terminal,
+    one_line,
+    paint,
+    show_fields,
+    show_section,
+)
 from batchq.cli.output.values import group_key
 from batchq.errors import BatchqError, NotFound
 

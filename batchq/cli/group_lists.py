@@ -40,9 +40,8 @@ from batchq.cli.output.options import (
     Globals,
     Paging,
 )
-from batchq.cli.output.render import Table, is_terminal
 from batchq.cli.output.tables import groups_table
-from batchq.cli.output.terminal import echo
+from batchq.cli.output.terminal import Table, echo, is_terminal
 from batchq.cli.output.values import name_of_kind, warn_no_leader
 from batchq.client import ROOT, Client
 

@@ -22,8 +22,7 @@ from batchq.cli.output.options import (
     paging_options,
     pass_globals,
 )
-from batchq.cli.output.render import Table, TableWriter, is_terminal
-from batchq.cli.output.terminal import echo
+from batchq.cli.output.terminal import Table, TableWriter, echo, is_terminal
 from batchq.errors import BatchqError, StoreUnavailable
 
 if TYPE_CHECKING:

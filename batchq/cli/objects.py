@@ -53,8 +53,7 @@ from batchq.cli.output.options import (
     paging_options,
     pass_globals,
 )
-from batchq.cli.output.render import Table, is_terminal
-from batchq.cli.output.terminal import echo, show_hint, show_warning
+from batchq.cli.output.terminal import Table, echo, is_terminal, show_hint, show_warning
 from batchq.cli.output.values import (
     KIND_NAMES,
     complete_kind,

@@ -28,14 +28,14 @@ from batchq.cli.output.forms import (
     show_list,
 )
 from batchq.cli.output.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
-from batchq.cli.output.render import (
+from batchq.cli.output.tables import queues_table, quotas_table
+from batchq.cli.output.terminal import (
     draws_lines,
+    echo,
     is_terminal,
     show_fields,
     show_section,
 )
-from batchq.cli.output.tables import queues_table, quotas_table
-from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_resources, existing, name_of_kind
 from batchq.client import ROOT, Client
 from batchq.errors import InvalidInput, NotFound, UsageError

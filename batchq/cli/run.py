@@ -35,14 +35,15 @@ from batchq.cli.objects import (
 )
 from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
 from batchq.cli.output.progress import display, short
-from batchq.cli.output.render import aligned, one_line
 from batchq.cli.output.terminal import (
     EXIT_GROUP_CANCELLED,
     EXIT_GROUP_FAILED,
     Interrupted,
+    aligned,
     comment,
     echo,
     on_interrupt,
+    one_line,
     raw_option,
 )
 from batchq.cli.output.values import ending_text, seconds_of

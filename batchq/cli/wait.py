@@ -22,8 +22,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.render import Table, show_table
-from batchq.cli.output.terminal import echo, raw_option, show_trouble
+from batchq.cli.output.terminal import Table, echo, raw_option, show_table, show_trouble
 from batchq.cli.output.values import (
     exit_code_of,
     following,

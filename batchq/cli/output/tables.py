@@ -29,7 +29,7 @@ from batchq.api.transaction import (
     namespace_scope,
     node_scope,
 )
-from batchq.cli.output.render import Table
+from batchq.cli.output.terminal import Table
 from batchq.cli.output.values import ending_text
 
 if TYPE_CHECKING:

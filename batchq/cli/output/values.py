@@ -18,12 +18,12 @@ from batchq.api.lifecycle import TERMINAL
 from batchq.api.notation import nearest, parse_duration, resource_problem, shown
 from batchq.api.objects import KINDS, NAMESPACED, PodGroup
 from batchq.api.resources import parse_quantity
-from batchq.cli.output.render import one_line
 from batchq.cli.output.terminal import (
     EXIT_GROUP_CANCELLED,
     EXIT_GROUP_FAILED,
     echo,
     on_interrupt,
+    one_line,
     show_warning,
 )
 from batchq.errors import NotFound, StoreUnavailable, UsageError

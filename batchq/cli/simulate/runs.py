@@ -31,8 +31,7 @@ from batchq.api.objects import Strategy
 from batchq.cli.config import checked_config
 from batchq.cli.output.forms import show_data
 from batchq.cli.output.progress import Tell, progress
-from batchq.cli.output.render import one_line
-from batchq.cli.output.terminal import Interrupted, echo
+from batchq.cli.output.terminal import Interrupted, echo, one_line
 from batchq.config.documents import MOST_BYTES, read_bounded
 from batchq.config.model import SchedulerConfig
 from batchq.errors import BatchqError, InvalidInput, UsageError

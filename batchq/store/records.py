@@ -202,12 +202,12 @@ def write_transaction(transaction: Transaction, places: Mapping[str, int]) -> Wr
     for write in one.writes:
         words += _write(write, places[write.kind])
     for charge in one.charges:
-        words += _charge(charge)
+        words += charge_words(charge)
     for limit in one.limits:
         words += _limit(limit)
     for delivery in one.deliveries:
         words += _delivery(delivery)
-    words += [_text(event) for event in one.events]
+    words += [text_of(event) for event in one.events]
     values = tuple(_after_start(write.value) for write in one.writes if write.value is not None)
     return Written(_ENCODER.encode(words)[1:-1], values)
 
@@ -229,7 +229,16 @@ def _write(write: Write, place: int) -> tuple[str | int, ...]:
 def head_of_object(item: Object) -> bytes:
     """Return the head of an object, which scripts compare, as `commit.lua` writes it."""
     revision = item.metadata.revision
-    return f"{revision}|{phase_of(item)}|{fence_of(item)}|{stop_of(item)}".encode()
+    return f"{revision}|{_rest_of_head(item)}".encode()
+
+
+def parts_of(item: Object) -> tuple[bytes, str]:
+    """Return what scripts write of an object after the revision: its JSON, and its head."""
+    return _after_start(item), _rest_of_head(item)
+
+
+def _rest_of_head(item: Object) -> str:
+    return f"{phase_of(item)}|{fence_of(item)}|{stop_of(item)}"
 
 
 def _after_start(item: Object) -> bytes:
@@ -237,7 +246,8 @@ def _after_start(item: Object) -> bytes:
     return _ENCODER.encode(structs.replace(item, metadata=meta))[len(_START) :]
 
 
-def _charge(charge: Charge) -> tuple[str, str, str]:
+def charge_words(charge: Charge) -> tuple[str, str, str]:
+    """Return the holder, what it is charged, as it is stored, and whether that is checked."""
     record = _record(charge.scopes, tuple(charge.amounts.items())) if charge.amounts else ""
     return charge.holder, record, "yes" if charge.checked else ""
 
@@ -249,7 +259,7 @@ def _record(scopes: tuple[str, ...], amounts: tuple[tuple[str, int], ...]) -> st
     if held is NOTHING:
         return ""
     scopes, counted = held
-    return _text((scopes, [(name, str(units)) for name, units in counted.items()]))
+    return text_of((scopes, [(name, str(units)) for name, units in counted.items()]))
 
 
 def write_charge(held: Held) -> bytes:
@@ -266,11 +276,11 @@ def write_limit(amounts: Mapping[str, int]) -> bytes:
 def _limit(limit: Limit) -> tuple[str, str]:
     if limit.amounts is None:
         return limit.scope, ""
-    return limit.scope, _text({name: str(min(MOST, n)) for name, n in limit.amounts.items()})
+    return limit.scope, text_of({name: str(min(MOST, n)) for name, n in limit.amounts.items()})
 
 
 def _delivery(delivery: Delivery) -> tuple[str, str]:
-    return delivery_field(delivery), _text(Carried(delivery.pod, delivery.attempt, delivery.node))
+    return delivery_field(delivery), text_of(Carried(delivery.pod, delivery.attempt, delivery.node))
 
 
 def _answer(parts: tuple[str, ...]) -> Answer:
@@ -289,7 +299,8 @@ def _answer(parts: tuple[str, ...]) -> Answer:
     )
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return a value as JSON."""
     return _ENCODER.encode(value).decode()
 
 

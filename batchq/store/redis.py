@@ -22,6 +22,7 @@ from batchq.api.views import Change
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.store import keys, records, scripts
+from batchq.store.creation import EVENTS_KEPT, create
 from batchq.store.link import (
     LONGEST_BLOCK_MS,
     Asked,
@@ -174,9 +175,8 @@ def _commit_keys(
 
 __all__ = ["Change", "MirrorDifference", "RedisStore", "Renewal", "Trimmed"]
 
-#: Approximate bounds of the streams.
+#: An approximate bound of the change stream, as EVENTS_KEPT is of the events.
 CHANGES_KEPT = 65_536
-EVENTS_KEPT = 10_000
 LOG_BYTES_KEPT = 1024 * 1024
 LOG_PIECE_BYTES = 64 * 1024
 #: An entry costs more than its data: this bounds an attempt that writes single bytes.
@@ -510,6 +510,10 @@ class RedisStore:
         """
         if self.signer is not None:
             transactions = [self.signer(one) for one in transactions]
+        if len(transactions) == 1 and epoch is None and seen is None and self.auditor is None:
+            created = create(self._link, transactions[0], request_id, self._changes_kept)
+            if created is not None:
+                return created
         answers: list[Answer] = []
         revision, delivered = 0, 0
         asked = calls_of(

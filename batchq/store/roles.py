@@ -32,7 +32,7 @@ _LOOKS = (
     *("acl|whoami", "exec", "get", "hget", "hgetall", "hkeys", "hlen", "hmget", "hscan", "multi"),
     *("xinfo|stream", "xrange", "xread", "xrevrange"),
 )
-#: The commands of `commit.lua`, without its reads.
+#: The commands of `commit.lua` and `create.lua`, without their reads.
 _COMMITS = ("evalsha", "hdel", "hincrby", "hset", "incr", "incrby", "set", "xadd")
 #: A leader's other scripts and commands, and the delivery of pods to RQ.
 _LEADS = (

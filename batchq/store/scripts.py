@@ -33,6 +33,7 @@ def _read(name: str, *parts: str, may_fail: bool = False) -> Script:
 COMMIT = _read(
     "commit", "bounds", "stream", "hashes", "words", "moves", "held", "charges", "limits"
 )
+CREATE = _read("create")
 DISCARD = _read("discard", "stream")
 LEAD = _read("lead", "stream")
 MEND = _read("mend", "stream")
@@ -52,6 +53,7 @@ ACCESS = _read("access", "bounds", "stream")
 ALL: tuple[Script, ...] = (
     *(
         COMMIT,
+        CREATE,
         DISCARD,
         MEND,
         RECOUNT,

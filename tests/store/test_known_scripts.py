@@ -80,7 +80,7 @@ def test_a_scheduler_loads_every_script_when_one_is_missing(
 ) -> None:
     assert open_as("scheduler").lead("me", 1_000) is not None
     with guarded.as_user(ADMIN) as admin:
-        assert admin.script_exists(*(script.sha for script in scripts.ALL)) == [True] * 16
+        assert admin.script_exists(*(script.sha for script in scripts.ALL)) == [True] * 17
     commit_event(open_as("submitter"))
     assert guarded.refusals() == set()
 
@@ -91,7 +91,7 @@ def test_a_scheduler_loads_the_scripts_that_it_does_not_call_itself(
     with guarded.as_user(ADMIN) as admin:
         admin.script_load(scripts.LEAD.text)
         assert open_as("scheduler").link.keep_scripts()
-        assert admin.script_exists(*(script.sha for script in scripts.ALL)) == [True] * 16
+        assert admin.script_exists(*(script.sha for script in scripts.ALL)) == [True] * 17
 
 
 def test_a_user_who_may_load_no_scripts_waits_until_a_scheduler_has_loaded_them(
@@ -152,7 +152,7 @@ def test_loading_scripts_without_permission_is_not_retried(
         log = {entry["object"]: entry["count"] for entry in admin.acl_log()}
     assert log.pop("eval") == 1
     # One for each script, in one round trip.
-    assert log == {"script|load": 16}
+    assert log == {"script|load": 17}
 
 
 def test_users_of_an_older_file_who_may_eval_need_no_scheduler(

@@ -152,7 +152,7 @@ def test_a_missing_script_is_loaded_once(warm: RedisStore, raw: redis.Redis, tri
     raw.script_flush()
     decided = [binding(number) for number in range(2_000)]
     assert trips.of(lambda: warm.commit(decided, request_id="1")) == 3
-    assert raw.script_exists(*(script.sha for script in scripts.ALL)) == [True] * 16
+    assert raw.script_exists(*(script.sha for script in scripts.ALL)) == [True] * 17
     assert len(warm.list("PodGroup")) == 2_001
 
 

@@ -339,7 +339,8 @@ class RequestWriter:
             return None
         if permit is not None:
             permit(None, group)
-        commit = self._store.commit([transaction], request_id=self._new_uid())
+        # The uid is new with each call, so it can stand for the request.
+        commit = self._store.commit([transaction], request_id=uid)
         if commit.refused:
             return None
         stored = transaction.writes[0].value

@@ -242,8 +242,9 @@ def _rest_of_head(item: Object) -> str:
 
 
 def _after_start(item: Object) -> bytes:
-    meta = structs.replace(item.metadata, revision=0)
-    return _ENCODER.encode(structs.replace(item, metadata=meta))[len(_START) :]
+    if item.metadata.revision:
+        item = structs.replace(item, metadata=structs.replace(item.metadata, revision=0))
+    return _ENCODER.encode(item)[len(_START) :]
 
 
 def charge_words(charge: Charge) -> tuple[str, str, str]:

@@ -18,7 +18,8 @@ from redis.retry import Retry
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.errors import InvalidInput, StoreUnavailable
 from batchq.paths import Home, default_url
-from batchq.store.link import DirectPipeline, Link, check_info, close_client, new_client
+from batchq.store.direct import DirectPipeline
+from batchq.store.link import Link, check_info, close_client, new_client
 from batchq.store.redis import RedisStore, open_store
 from batchq.store.rq_link import rq_connection
 from batchq.store.urls import quoted, shown
@@ -342,4 +343,22 @@ def test_each_command_of_a_pipeline_has_its_own_answer_or_error(server: Server) 
     pipeline.hget("text", "field")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         pipeline.execute()
+    close_client(client)
+
+
+def test_a_command_of_two_words_is_sent_as_two(server: Server) -> None:
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    assert client.config_get("maxmemory") == {"maxmemory": "0"}
+    assert client.execute_command("CONFIG GET", "maxmemory") == {"maxmemory": "0"}
+    close_client(client)
+
+
+def test_a_word_that_is_neither_text_nor_a_number_is_an_error_of_the_client(
+    server: Server,
+) -> None:
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    with pytest.raises(redis.DataError):
+        client.set("a", None)  # type: ignore[arg-type]
+    client.set("a", 1.5)
+    assert client.get("a") == b"1.5"
     close_client(client)

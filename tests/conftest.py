@@ -17,10 +17,11 @@ from hypothesis import HealthCheck, settings
 
 from batchq.store.redis import RedisStore
 from tests.effort import THOROUGH, usually
-from tests.harness import reaper
+from tests.harness import reaper, repeated_work
 from tests.harness.server import Server
 
 TESTS = Path(__file__).parent
+_TESTED = ("batchq", "actions")
 
 # Loaded before every file of tests, because a test has the settings of the time of its import. On a
 # busy machine, examples take any time.
@@ -37,7 +38,16 @@ settings.load_profile("batchq")
 # starts and interrupts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# So does nohup with SIGHUP. A handler is not inherited.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
+
+repeated_work.remember_versions()
+
+#: Objects of tests and of collected items are many, and garbage is little: the usual thresholds
+#: would take a tenth of the time of a run.
+_GC_THRESHOLDS = (20_000, 20, 20)
 
 #: Their tests start processes and wait for them, for most of their time.
 _SLOW_FOLDERS = {"e2e", "worker", "poison", "daemon"}
@@ -51,14 +61,18 @@ _HAS_BEGUN = pytest.StashKey[bool]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let no process outlive the run."""
+    gc.set_threshold(*_GC_THRESHOLDS)
     waiting = reaper.start()
     config.add_cleanup(lambda: reaper.end(waiting))
 
 
+# After Hypothesis, which warns of uses before its own start.
+@pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Let each of several workers compile its share of the files before it collects all of them.
 
-    Workers collect the files in the same order, so each would compile all of them otherwise.
+    Workers collect the files in the same order, so each would compile all of them otherwise, and
+    parse all of batchq for Hypothesis.
     """
     workers = _workers()
     if workers > 1 and _is_whole_suite(session.config) and not sys.dont_write_bytecode:
@@ -67,6 +81,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             # Errors are reported by the collection.
             with suppress(Exception, pytest.skip.Exception):
                 import_module(".".join(file.relative_to(TESTS.parent).with_suffix("").parts))
+        tested = [file for root in _TESTED for file in sorted((TESTS.parent / root).rglob("*.py"))]
+        repeated_work.parse_constants(tested[first::workers])
 
 
 def _workers() -> int:
@@ -138,9 +154,7 @@ def running_server() -> Iterator[Server]:
 @pytest.fixture
 def server(running_server: Server) -> Server:
     """Return a real, empty server."""
-    client = redis.Redis(unix_socket_path=str(running_server.socket))
-    client.flushall()
-    client.close()
+    running_server.empty()
     return running_server
 
 

@@ -33,15 +33,19 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, AnyStr, NamedTuple, NoReturn
 
+from batchq.cli.main import COMMANDS
+from tests.harness import repeated_work
+
 #: The modules that forks run.
 MODULES = ("batchq.cli", "tests.worker.an_agent")
-#: What those import, NumPy and the plugins of a scheduler among them.
+#: What those import, also at its first use, beside the modules of all commands: NumPy and the
+#: plugins of a scheduler are among it.
 _PRELOADED = (
-    *(f"batchq.cli.{name}" for name in ("main", "api", "checks", "config", "describe", "doctor")),
-    *(f"batchq.cli.{name}" for name in ("jobs", "nodes", "objects", "plan", "queues", "stack")),
-    *(f"batchq.cli.{name}" for name in ("submit", "wait", "why", "worker")),
-    *("batchq.client", "batchq.daemon.app", "batchq.daemon.logs"),
+    *("batchq.cli.foreground", "batchq.client", "batchq.client.checks", "batchq.client.doctor"),
+    *("batchq.client.outcomes", "batchq.client.output", "batchq.client.overview"),
+    *("batchq.client.why", "batchq.config.documents", "batchq.daemon.app", "batchq.daemon.logs"),
     *("batchq.http.server", "batchq.http.application", "batchq.worker.agent.agent"),
+    *("apscheduler.triggers.interval", "encodings.utf_8_sig", "platformdirs.unix"),
 )
 _CLONE_PARENT = 0x8000
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
@@ -416,8 +420,10 @@ def main() -> None:
     """Serve orders; in a fork, run its module."""
     # Ctrl-C on a terminal is for the test's process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in _PRELOADED:
+    commands = {entry.module for entries in COMMANDS.values() for entry in entries.values()}
+    for name in (*(f"batchq.cli.{module}" for module in sorted(commands)), *_PRELOADED):
         import_module(name)
+    repeated_work.remember_versions()
     assert threading.active_count() == 1
     # What is collected or counted in a fork would be copied for it.
     gc.freeze()

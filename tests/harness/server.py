@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,15 @@ class Server:
             return True
         except redis.ConnectionError:
             return False
+
+    def empty(self) -> None:
+        """Remove all keys; without a client, which takes ten times as long to make."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(READY_WITHIN_S)
+            connection.connect(str(self.socket))
+            connection.sendall(b"FLUSHALL\r\n")
+            answer = connection.recv(100)
+        assert answer == b"+OK\r\n", answer
 
     def fail_to_save(self) -> None:
         """Let it refuse writes because it cannot save its data, as on a full disk."""

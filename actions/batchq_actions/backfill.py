@@ -25,8 +25,7 @@ from itertools import dropwhile, islice
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod, Strategy
 from batchq.api.resources import Amounts, describe, larger
-from batchq.core.forecast.node_timeline import AmountsByNode
-from batchq.core.forecast.timeline import LedgerTimeline, is_within
+from batchq.core.node_timeline import AmountsByNode
 from batchq.core.pending.equivalence import PendingIterator
 from batchq.core.pending.queue import blockers, groups_after, waits_in_line
 from batchq.core.placement.elastic import place_what_asks_for_nothing, waiting_extras, waits_behind
@@ -55,6 +54,7 @@ from batchq.core.session.transitions import (
     shape_of_extra,
     wanted_ordinals,
 )
+from batchq.core.timeline import LedgerTimeline, is_within
 
 #: The most groups of a queue without a head that are tried past head reservations in a session.
 MOST_TRIED = 1_000

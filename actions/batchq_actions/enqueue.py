@@ -18,7 +18,7 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe
-from batchq.core.forecast.node_timeline import nodes_decide
+from batchq.core.node_timeline import nodes_decide
 from batchq.core.pending.queue import (
     blockers,
     candidates,

@@ -45,8 +45,8 @@ from batchq.client.connection import checked_seconds
 from batchq.client.request import key_named
 from batchq.client.requests import TRIES
 from batchq.client.watch import Watch
-from batchq.core.cache.chunks import UidOrder, uid_order
-from batchq.core.cache.scheduler_cache import priorities_of
+from batchq.core.chunks import UidOrder, uid_order
+from batchq.core.scheduler_cache import priorities_of
 from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, StoreUnavailable
 from batchq.system import RandomIds
 

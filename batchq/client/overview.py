@@ -41,7 +41,6 @@ from batchq.api.views import (
 )
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.pending.queue import blockers, waits_in_line
 from batchq.core.placement.placement import gang_of, slots_for
 from batchq.core.placement.trial import verdicts_of
@@ -53,6 +52,7 @@ from batchq.core.quota.queue_tree import ROOT, QueueTree
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
+from batchq.core.timeline import LedgerTimeline
 from batchq.plugins.gates import GATES
 from batchq.scheduler.timers import lease_over_at, requeue_due_at
 from batchq_actions.backfill import reservations_of

@@ -59,7 +59,7 @@ from batchq.client.overview import (
     restarts_of,
 )
 from batchq.client.remedies import remedy_for
-from batchq.core.forecast.estimates import earliest_start, expected_starts
+from batchq.core.estimates import earliest_start, expected_starts
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.order import why_both_spared
 from batchq.core.session.session import Session

@@ -16,7 +16,7 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import PODS, Amounts, describe_quantity, plus, scaled
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 from batchq.core.extension import PluginTraits, RefusesBy, Rule
-from batchq.core.forecast.node_timeline import nodes_decide
+from batchq.core.node_timeline import nodes_decide
 from batchq.core.placement.feasibility import fits_when_empty, why_not_when_empty
 from batchq.core.placement.placement import gang_of
 from batchq.core.placement.topology import why_no_known_domain, within_text

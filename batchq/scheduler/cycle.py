@@ -27,7 +27,6 @@ from batchq.api.reasons import (
     turn_of,
 )
 from batchq.api.transaction import Commit
-from batchq.core.cache.scheduler_cache import SchedulerCache
 from batchq.core.extension import PluginPlaces
 from batchq.core.pending.eligibility import InadmissibleGroups
 from batchq.core.pending.queue import (
@@ -39,6 +38,7 @@ from batchq.core.pending.queue import (
     victim_refusals,
 )
 from batchq.core.placement.kept_places import store_kept_places
+from batchq.core.scheduler_cache import SchedulerCache
 from batchq.core.session.open_session import open_session
 from batchq.core.session.session import Action, Session
 from batchq.core.session.snapshot import Instrument, Settings, Snapshot, says_the_same

@@ -23,7 +23,7 @@ from batchq.api.objects import (
     Queue,
     ResourceQuota,
 )
-from batchq.core.cache.chunks import CHUNK, ByUid, Chunk, Rows, chunk_of, chunks_of, found, place_of
+from batchq.core.chunks import CHUNK, ByUid, Chunk, Rows, chunk_of, chunks_of, found, place_of
 from batchq.core.session.snapshot import ContactStanding, Snapshot
 
 T = TypeVar("T")

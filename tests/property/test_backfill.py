@@ -11,7 +11,7 @@ from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Strategy
-from batchq.core.forecast.timeline import LedgerTimeline
+from batchq.core.timeline import LedgerTimeline
 from batchq_actions.backfill import reservations_of
 from tests.builders import a_group, a_node, a_queue, a_running_group, decide
 from tests.property.test_ledger_timeline import LENGTHS, NOW, trees, waiting

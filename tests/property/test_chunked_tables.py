@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchq.core.cache import chunks as framework_rows
-from batchq.core.cache.chunks import CHUNK, Rows
+from batchq.core import chunks as framework_rows
+from batchq.core.chunks import CHUNK, Rows
 from batchq.store import object_table as store_row
 from batchq.store.object_table import MOST_TOUCHED, ObjectRow
 

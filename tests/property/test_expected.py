@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from batchq.assembly import assemble
-from batchq.core.forecast.estimates import expected_starts
+from batchq.core.estimates import expected_starts
 from batchq.core.session.session import Session
 from batchq.lab.workload.traces import POLICY_CONFIG, Arrival, Load
 from batchq_actions.backfill import reservations_of

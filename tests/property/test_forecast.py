@@ -13,8 +13,8 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod, PodGroup
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.forecast.estimates import earliest_start
-from batchq.core.forecast.expected_ends import ExpectedEnd, ends
+from batchq.core.estimates import earliest_start
+from batchq.core.expected_ends import ExpectedEnd, ends
 from batchq.core.placement.trial import refused_by_nodes
 from batchq.core.preemption.pledges import awaits_victims, gives_way_to
 from batchq.core.quota.limit_checks import over_any_limit

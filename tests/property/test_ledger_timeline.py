@@ -11,8 +11,7 @@ from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Pod, PodGroupStatus
-from batchq.core.forecast.expected_ends import carry_out, ends
-from batchq.core.forecast.timeline import LedgerTimeline
+from batchq.core.expected_ends import carry_out, ends
 from batchq.core.placement.placement import gang_of, waits_for_its_own
 from batchq.core.preemption.pledges import kept_capacity, standing_pledges
 from batchq.core.quota.limit_checks import over_any_limit
@@ -20,6 +19,7 @@ from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
+from batchq.core.timeline import LedgerTimeline
 from tests.builders import (
     a_group,
     a_node,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.forecast.expected_ends import ends
-from batchq.core.forecast.node_timeline import NodeTimeline
+from batchq.core.expected_ends import ends
+from batchq.core.node_timeline import NodeTimeline
 from batchq.core.placement.placement import gang_of
 from batchq.core.session.session import Session
 from tests.builders import a_group, a_node, a_running_group, a_snapshot, a_task, amounts

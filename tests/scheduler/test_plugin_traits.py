@@ -9,8 +9,8 @@ import pytest
 from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import BUILTIN_PLUGINS, assemble
 from batchq.config.model import PluginEntry, SchedulerConfig
+from batchq.core.estimates import Expected, earliest_start, expected_starts
 from batchq.core.extension import Plugin, PluginTraits, everywhere, traits_of
-from batchq.core.forecast.estimates import Expected, earliest_start, expected_starts
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.errors import InvalidInput

@@ -25,7 +25,7 @@ SCHEDULER = re.compile(r"(batchq_actions|batchq\.(assembly|plugins|scheduler))(\
 STRANGERS_OF_THE_API = re.compile(
     SCHEDULER.pattern
     + r"|(redis|rq|starlette|uvicorn|batchq\.(daemon|worker|http|store|config|client\.changes)"
-    r"|batchq\.core\.(?!quota|session|cache).+)(\..+)?"
+    r"|batchq\.core\.(?!quota|session|chunks|scheduler_cache).+)(\..+)?"
 )
 #: The packages besides the standard library that `batchq --help` and `batchq version` may load.
 ALLOWED_PACKAGES = {"batchq", "click"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.core.cache.chunks import CHUNK, ByUid, Rows
+from batchq.core.chunks import CHUNK, ByUid, Rows
 
 
 def numbered(count: int, *, start: int = 0) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from batchq.api.objects import (
 )
 from batchq.assembly import assemble
 from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
-from batchq.core.forecast.estimates import Expected, expected_starts
+from batchq.core.estimates import Expected, expected_starts
 from batchq.core.session.session import Session
 from tests.builders import (
     a_group,

@@ -10,8 +10,8 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod, PodGroup, PodGroupStatus, SchedulingGate
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.forecast.estimates import earliest_start
-from batchq.core.forecast.expected_ends import ends
+from batchq.core.estimates import earliest_start
+from batchq.core.expected_ends import ends
 from batchq.core.session.session import Session
 from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot
 

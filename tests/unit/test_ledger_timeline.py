@@ -10,12 +10,12 @@ from msgspec import structs
 from batchq.api.objects import Pod, PodGroup, PodGroupStatus
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.forecast.timeline import LedgerTimeline
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit
+from batchq.core.timeline import LedgerTimeline
 from tests.builders import (
     a_group,
     a_node,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchq.core.forecast.expected_ends import ends
-from batchq.core.forecast.node_timeline import NodeTimeline
+from batchq.core.expected_ends import ends
+from batchq.core.node_timeline import NodeTimeline
 from batchq.core.placement.placement import gang_of
 from tests.builders import a_group, a_node, amounts
 from tests.unit.test_ledger_timeline import NOW, of, opened, running

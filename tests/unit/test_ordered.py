@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchq.core.cache.chunks import Ordered
+from batchq.core.chunks import Ordered
 
 
 def _of(*keys: int) -> Ordered[str]:

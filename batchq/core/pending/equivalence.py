@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from batchq.api.objects import Queue
 from batchq.api.resources import Amounts, times
-from batchq.core.cache.chunks import Ordered
+from batchq.core.chunks import Ordered
 from batchq.core.session.state import (
     NO_REASONS,
     EquivalenceClass,

@@ -21,8 +21,7 @@ from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.notation import counted
 from batchq.api.reasons import Verdict, Waiting, ranked
 from batchq.api.resources import Amounts, covers, describe, describe_quantity, minus, plus, smaller
-from batchq.core.forecast.node_timeline import AmountsByNode, nodes_decide
-from batchq.core.forecast.timeline import timeline_of
+from batchq.core.node_timeline import AmountsByNode, nodes_decide
 from batchq.core.pending.queue import (
     blockers,
     is_in_class,
@@ -71,6 +70,7 @@ from batchq.core.session.session_nodes import Gang, KeptPlaces, NodeState
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
+from batchq.core.timeline import timeline_of
 
 #: The plugin name in the verdicts of this module.
 PLUGIN = "nodes"

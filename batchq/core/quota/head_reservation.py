@@ -28,8 +28,7 @@ from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import LARGEST, Amounts, larger, plus
 from batchq.api.transaction import POD_GROUPS, queue_scope
-from batchq.core.forecast.node_timeline import AmountsByNode, is_one_machine, nodes_decide
-from batchq.core.forecast.timeline import LedgerTimeline, timeline_of
+from batchq.core.node_timeline import AmountsByNode, is_one_machine, nodes_decide
 from batchq.core.preemption.protection import every_class_may_evict, is_protected, may_evict
 from batchq.core.quota.fair_shares import comparable, deserved_of_queues, used_share
 from batchq.core.quota.ledger import title_of
@@ -37,6 +36,7 @@ from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.state import GroupState, Victim, is_admitted
 from batchq.core.session.statement import Statement
+from batchq.core.timeline import LedgerTimeline, timeline_of
 
 #: Reasons with which nodes refuse a group, or the next pod of a running group.
 _OF_NODES = frozenset({Waiting.WAITING_FOR_RESOURCES, Waiting.UNSCHEDULABLE})

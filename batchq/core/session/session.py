@@ -32,7 +32,7 @@ from batchq.api.intents import Intent
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import Pod, PodGroupStatus
 from batchq.api.reasons import Blockers, Verdict, ranked
-from batchq.core.cache.chunks import Ordered, uid_order
+from batchq.core.chunks import Ordered, uid_order
 from batchq.core.extension import ExtensionPoint, Registration, Rule
 from batchq.core.pending.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.quota.ledger import LedgerView
@@ -63,7 +63,7 @@ class Action(Protocol):
 
 
 class RegisteredPlugins(Protocol):
-    """The plugin functions at each extension point (batchq.core.cache.scheduler_cache)."""
+    """The plugin functions at each extension point (batchq.core.scheduler_cache)."""
 
     enforced: frozenset[Rule]
     lasting: Sequence[Registration[Any]]
@@ -93,7 +93,7 @@ class RegisteredPlugins(Protocol):
 
 
 class CarriedState(Protocol):
-    """The state kept across sessions (batchq.core.cache.scheduler_cache)."""
+    """The state kept across sessions (batchq.core.scheduler_cache)."""
 
     node_cache: NodeCache
     tree: QueueTree

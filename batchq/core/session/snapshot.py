@@ -1,6 +1,6 @@
 """What a session decides on: a snapshot of every live object at one revision, in a fixed order, and
 the configuration's durations (in milliseconds), factors and bounds. Also the detection of changes
-between snapshots, on which the caches rely (batchq/core/cache/README.md).
+between snapshots, on which the caches rely (batchq/core/caches.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from batchq.api.objects import (
     ResourceQuota,
 )
 from batchq.api.resources import Amounts
-from batchq.core.cache.chunks import ByUid, Rows
+from batchq.core.chunks import ByUid, Rows
 
 
 class ContactStanding(Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ def _same_but_for_beats(one: Node, other: Node) -> bool:
 class Snapshot(Struct, frozen=True, kw_only=True):
     """Immutable records. Every sequence is ordered by key.
 
-    The `groups` and `pods` of a store are Rows and ByUid (batchq.core.cache.chunks), which share
+    The `groups` and `pods` of a store are Rows and ByUid (batchq.core.chunks), which share
     all unchanged parts with those of the previous snapshot. `pods` are grouped by the uid of their
     group; many pods of one group are Rows by uid. `leases` maps the uid of a pod to the instant
     (ms) at which the lease of its current attempt ends.

@@ -38,7 +38,7 @@ from batchq.api.objects import (
 )
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, hard_limit, limit_of_queue, namespace_scope, queue_scope
-from batchq.core.cache.chunks import Ordered
+from batchq.core.chunks import Ordered
 from batchq.core.extension import (
     POINT_OF_RULE,
     POINTS,

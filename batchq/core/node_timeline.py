@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod
 from batchq.api.resources import Amounts, covers, minus, of_pod, plus, times, total
-from batchq.core.forecast.expected_ends import ExpectedEnd
+from batchq.core.expected_ends import ExpectedEnd
 from batchq.core.placement.node_order import Judge
 from batchq.core.placement.placement import place_largest_first, usable_nodes
 from batchq.core.preemption.pledges import (

@@ -31,8 +31,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import CLUSTER, queue_scope
-from batchq.core.forecast.expected_ends import ends, is_stopping, not_before_of
-from batchq.core.forecast.timeline import LedgerTimeline, timeline_of
+from batchq.core.expected_ends import ends, is_stopping, not_before_of
 from batchq.core.pending.eligibility import holds_off
 from batchq.core.pending.queue import blockers, out_of_line_refusals, waits_in_line
 from batchq.core.placement.feasibility import why_no_known_node
@@ -46,6 +45,7 @@ from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
+from batchq.core.timeline import LedgerTimeline, timeline_of
 
 #: How many groups are planned, unless the caller passes another number.
 MOST_PLANNED = 1_000

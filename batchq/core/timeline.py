@@ -2,13 +2,13 @@
 
 Backfilling schedulers have used such reservations in time since EASY (Lifka 1995) and conservative
 backfilling (Mu'alem and Feitelson 2001); here they cover every limit of rules 2 to 4 at once. The
-time ahead is divided into steps, at each expected end (`batchq.core.forecast.expected_ends`) and at
+time ahead is divided into steps, at each expected end (`batchq.core.expected_ends`) and at
 each booked start and end. A *column* has the sum of one scope in one dimension at every step.
 Columns are created on demand, and a booking updates the existing ones. Checking a group therefore
 costs its own limits times the steps, independent of the number of waiting groups.
 
 A group fits in an interval if at each step every limit admits its claim beside the sum, and nodes
-take its gang (`batchq.core.forecast.node_timeline`): a booking also takes capacity on nodes. On a
+take its gang (`batchq.core.node_timeline`): a booking also takes capacity on nodes. On a
 single machine the sums alone suffice. Reservations for heads of other queues are ignored, because
 they apply now and not in the future.
 """
@@ -23,8 +23,8 @@ from typing import TypeAlias
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.resources import Amounts, minus
 from batchq.api.transaction import queue_scope
-from batchq.core.forecast.expected_ends import ExpectedEnd, carry_out, ends, own_pods_end
-from batchq.core.forecast.node_timeline import (
+from batchq.core.expected_ends import ExpectedEnd, carry_out, ends, own_pods_end
+from batchq.core.node_timeline import (
     AmountsByNode,
     Gang,
     NodeTimeline,

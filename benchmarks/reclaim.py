@@ -19,9 +19,9 @@ from pathlib import Path
 
 from batchq.api.objects import DEFAULT, Metadata, Queue, QueuePreemption, QueueSpec
 from batchq.daemon import app
-from batchq.lab.workload.play import play_load
-from batchq.lab.workload.schedule import Ran, Schedule, figures_of
-from batchq.lab.workload.traces import POLICY_CONFIG, read_swf, strategy_of, swf_load
+from batchq.lab.load_player import play_load
+from batchq.lab.schedule import Ran, Schedule, figures_of
+from batchq.lab.traces import POLICY_CONFIG, read_swf, strategy_of, swf_load
 from benchmarks.table import report
 from tests.harness.traces import trace_folder
 

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from batchq.daemon import app
-from batchq.lab.workload.play import play_load
-from batchq.lab.workload.schedule import Schedule, figures_of
-from batchq.lab.workload.traces import POLICY_CONFIG, read_swf, strategy_of, swf_load
+from batchq.lab.load_player import play_load
+from batchq.lab.schedule import Schedule, figures_of
+from batchq.lab.traces import POLICY_CONFIG, read_swf, strategy_of, swf_load
 from benchmarks.table import report
 from tests.harness.traces import COLUMNS, GOLDEN, golden_starts, trace_folder
 from tests.traces.oracle import read_log, starts

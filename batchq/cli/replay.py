@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Tell,
     )
     from batchq.lab.replay_comparison import Comparison, Differing
-    from batchq.lab.workload.traces import Trace
+    from batchq.lab.traces import Trace
 
 
 _MOST_PROBLEMS = 20
@@ -127,7 +127,7 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-#: Copied from `batchq.lab.workload.traces`, which --help must not load.
+#: Copied from `batchq.lab.traces`, which --help must not load.
 POLICY_NAMES = ("fcfs", "first-fit", "easy", "easy-sjf", "conservative")
 #: How many progress lines are printed without a terminal.
 _PROGRESS_LINES = 10
@@ -226,7 +226,7 @@ def replay(
     from batchq.daemon import stack
     from batchq.lab.replay import LiveReplay, ReplayPlan, starts_csv
     from batchq.lab.replay_comparison import check_comparable
-    from batchq.lab.workload.traces import DEFAULT_POLICY, strategy_of
+    from batchq.lab.traces import DEFAULT_POLICY, strategy_of
     from batchq.paths import find_home, resolve_url
 
     _check_options(queue, policy, against)
@@ -280,7 +280,7 @@ def _slice(path: Path, *, processors: int | None, skip: int, jobs: int) -> Trace
     from msgspec.structs import replace
 
     from batchq.errors import InvalidInput
-    from batchq.lab.workload.traces import read_swf
+    from batchq.lab.traces import read_swf
 
     log = read_swf(path, processors=processors, most=skip + jobs)
     if skip >= len(log.jobs):

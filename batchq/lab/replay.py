@@ -48,8 +48,8 @@ from batchq.api.transaction import count_of
 from batchq.client import Client
 from batchq.daemon.detached import Record, refuse_dead, temporary_agents
 from batchq.errors import Conflict, NotFound, WaitTimedOut
-from batchq.lab.workload.schedule import bounded_slowdown, nearest_rank
-from batchq.lab.workload.traces import Trace, TraceJob
+from batchq.lab.schedule import bounded_slowdown, nearest_rank
+from batchq.lab.traces import Trace, TraceJob
 from batchq.paths import Home
 
 #: The pod's command, after `sh -c`: $0 is the journal, $1 the job's number, $2 seconds to sleep.

@@ -32,6 +32,7 @@ from batchq.api.objects import (
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError
+from batchq.lab.load_player import play_load
 from batchq.lab.replay import (
     LABEL,
     Replayed,
@@ -44,8 +45,7 @@ from batchq.lab.replay import (
 )
 from batchq.lab.simulation.initial_state import found
 from batchq.lab.simulation.world import CountedIds, DescribedPod, World
-from batchq.lab.workload.play import play_load
-from batchq.lab.workload.traces import Trace, swf_load
+from batchq.lab.traces import Trace, swf_load
 
 _CPU_MILLI = 1000
 #: How many of the latest events may be withdrawn.

@@ -22,7 +22,7 @@ from batchq.lab.replay import (
     read_journal,
     report_of,
 )
-from batchq.lab.workload.traces import POLICIES, Trace, TraceJob
+from batchq.lab.traces import POLICIES, Trace, TraceJob
 from tests.cli.conftest import run
 
 JOBS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from batchq.cli.simulate import recorded
-from batchq.lab.workload.gpu_usage import DEFAULT_SEED, MOST_PERCENT, PLACEMENTS
+from batchq.lab.gpu_usage import DEFAULT_SEED, MOST_PERCENT, PLACEMENTS
 from tests.cli.conftest import run
 from tests.traces.openb import a_node, a_pod, nodes_csv, pods_csv
 

@@ -15,7 +15,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Object, Pod, PodGroup
 from batchq.client import Client
 from batchq.lab.replay import LiveReplay, ReplayPlan
-from batchq.lab.workload.traces import read_swf
+from batchq.lab.traces import read_swf
 from tests.e2e.machine import Machine, until
 from tests.harness.traces import real_log
 

@@ -9,7 +9,7 @@ from msgspec import structs
 from batchq.assembly import assemble
 from batchq.core.estimates import expected_starts
 from batchq.core.session.session import Session
-from batchq.lab.workload.traces import POLICY_CONFIG, Arrival, Load
+from batchq.lab.traces import POLICY_CONFIG, Arrival, Load
 from batchq_actions.backfill import reservations_of
 from tests.builders import a_snapshot
 from tests.traces.loads import a_load, job, played

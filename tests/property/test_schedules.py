@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchq.lab.workload.play import play_load
-from batchq.lab.workload.traces import (
+from batchq.lab.load_player import play_load
+from batchq.lab.traces import (
     POLICIES,
     POLICY_CONFIG,
     Trace,

@@ -14,9 +14,9 @@ from batchq.api.objects import (
     QueueSpec,
     Task,
 )
-from batchq.lab.workload.play import play_load
-from batchq.lab.workload.schedule import Schedule
-from batchq.lab.workload.traces import POLICY_CONFIG, Arrival, Load, strategy_of
+from batchq.lab.load_player import play_load
+from batchq.lab.schedule import Schedule
+from batchq.lab.traces import POLICY_CONFIG, Arrival, Load, strategy_of
 
 
 def job(

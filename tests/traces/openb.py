@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from batchq.lab.workload.traces import NODE_COLUMNS, POD_COLUMNS, OpenbNode, OpenbPod
+from batchq.lab.traces import NODE_COLUMNS, POD_COLUMNS, OpenbNode, OpenbPod
 
 
 def a_node(name: str, *, gpus: int = 2, cpus: int = 4, model: str = "T4") -> OpenbNode:

@@ -7,9 +7,9 @@ from msgspec import structs
 
 from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
-from batchq.lab.workload.play import play_load
-from batchq.lab.workload.schedule import Schedule, dues
-from batchq.lab.workload.traces import Load, read_swf, swf_load
+from batchq.lab.load_player import play_load
+from batchq.lab.schedule import Schedule, dues
+from batchq.lab.traces import Load, read_swf, swf_load
 from tests.builders import RECLAIMS
 from tests.harness.traces import real_log
 from tests.traces.loads import a_load, job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchq.lab.workload.schedule import (
+from batchq.lab.schedule import (
     Figures,
     Ran,
     Schedule,

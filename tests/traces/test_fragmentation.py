@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from batchq.lab.workload.gpu_usage import GpuMeter, Place, Shape, Typical, typical_shapes
+from batchq.lab.gpu_usage import GpuMeter, Place, Shape, Typical, typical_shapes
 
 #: Three of four pods share a GPU; one needs a whole one, and two cores with it.
 SHARE = Shape(cpu=1000, memory=1, gpu=500)

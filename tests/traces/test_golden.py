@@ -11,9 +11,9 @@ from functools import cache
 import pytest
 from msgspec import structs
 
-from batchq.lab.workload.play import play_load
-from batchq.lab.workload.schedule import Schedule, figures_of
-from batchq.lab.workload.traces import (
+from batchq.lab.load_player import play_load
+from batchq.lab.schedule import Schedule, figures_of
+from batchq.lab.traces import (
     POLICIES,
     POLICY_CONFIG,
     Trace,

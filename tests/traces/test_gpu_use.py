@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.lab.workload.gpu_usage import (
+from batchq.lab.gpu_usage import (
     PLACEMENTS,
     GpuLevel,
     GpuUse,
@@ -12,9 +12,9 @@ from batchq.lab.workload.gpu_usage import (
     openb_load,
     shape_of,
 )
-from batchq.lab.workload.play import play_load
-from batchq.lab.workload.schedule import Schedule, figures_of
-from batchq.lab.workload.traces import OpenbPod
+from batchq.lab.load_player import play_load
+from batchq.lab.schedule import Schedule, figures_of
+from batchq.lab.traces import OpenbPod
 from tests.traces.openb import a_node, a_pod
 
 #: Two GPUs each. Pod 2 uses all cores of n-1 and half a GPU: until it ends, the other 1500

@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 
 from batchq.errors import InvalidInput
-from batchq.lab.workload.gpu_usage import PLACEMENTS, Inflation, inflate
-from batchq.lab.workload.traces import OpenbNode, OpenbPod
+from batchq.lab.gpu_usage import PLACEMENTS, Inflation, inflate
+from batchq.lab.traces import OpenbNode, OpenbPod
 from tests.traces.openb import a_node, a_pod
 
 #: Two pods that fill half a node, and one that needs a whole one; with seed 4, it comes last.

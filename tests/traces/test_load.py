@@ -7,8 +7,8 @@ import pytest
 from batchq.api.notation import label_problem
 from batchq.api.objects import DEFAULT, Metadata, Queue, QueueSpec, Strategy
 from batchq.errors import Rejected
-from batchq.lab.workload.play import play_load
-from batchq.lab.workload.traces import (
+from batchq.lab.load_player import play_load
+from batchq.lab.traces import (
     POLICY_CONFIG,
     By,
     Load,

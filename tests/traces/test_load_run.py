@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from batchq.errors import InvalidInput
-from batchq.lab.workload.play import LoadRun, play_load
-from batchq.lab.workload.traces import POLICY_CONFIG, strategy_of
+from batchq.lab.load_player import LoadRun, play_load
+from batchq.lab.traces import POLICY_CONFIG, strategy_of
 from tests.builders import RECLAIMS
 from tests.effort import sample
 from tests.traces.loads import a_load, job, played, starts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchq.lab.workload.schedule import MOST_STEPS, WAITING, Meter, Sample
+from batchq.lab.schedule import MOST_STEPS, WAITING, Meter, Sample
 
 CPU = ("a", "cpu")
 

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from batchq.errors import InvalidInput
-from batchq.lab.workload.gpu_usage import PLACEMENTS, openb_load
-from batchq.lab.workload.play import play_load
-from batchq.lab.workload.traces import strategy_of
+from batchq.lab.gpu_usage import PLACEMENTS, openb_load
+from batchq.lab.load_player import play_load
+from batchq.lab.traces import strategy_of
 from tests.traces.openb import a_node, a_pod
 
 CLUSTER = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchq.errors import InvalidInput
-from batchq.lab.workload.traces import OpenbNode, OpenbPod, read_nodes, read_pods
+from batchq.lab.traces import OpenbNode, OpenbPod, read_nodes, read_pods
 
 NODES = """sn,cpu_milli,memory_mib,gpu,model
 node-0,32000,262144,0,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.lab.workload.gpu_usage import (
+from batchq.lab.gpu_usage import (
     PLACEMENTS,
     GpuMeter,
     GpuWatch,
@@ -16,9 +16,9 @@ from batchq.lab.workload.gpu_usage import (
     shape_of,
     typical_shapes,
 )
-from batchq.lab.workload.play import play_load
-from batchq.lab.workload.schedule import figures_of
-from batchq.lab.workload.traces import read_nodes, read_pods
+from batchq.lab.load_player import play_load
+from batchq.lab.schedule import figures_of
+from batchq.lab.traces import read_nodes, read_pods
 from tests.harness.traces import trace_folder
 
 

@@ -10,9 +10,9 @@ import zlib
 
 import pytest
 
-from batchq.lab.workload.play import play_load
-from batchq.lab.workload.plot import Picture, drawn, picture_of
-from batchq.lab.workload.traces import POLICY_CONFIG
+from batchq.lab.load_player import play_load
+from batchq.lab.plot import Picture, drawn, picture_of
+from batchq.lab.traces import POLICY_CONFIG
 from tests.traces.loads import a_load, job
 from tests.traces.test_series import schedule
 
@@ -117,9 +117,9 @@ def test_more_runs_than_colours_differ_by_their_dashes() -> None:
 def test_nothing_of_a_display_is_loaded() -> None:
     program = (
         "import sys\n"
-        "from batchq.lab.workload import plot\n"
+        "from batchq.lab import plot\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "from batchq.lab.workload.schedule import Schedule\n"
+        "from batchq.lab.schedule import Schedule\n"
         "one = Schedule(name='a', load='b', capacity=1, resources={}, jobs=())\n"
         "plot.drawn(plot.picture_of([one]), 'png')\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"

@@ -14,7 +14,7 @@ from batchq.config.model import SchedulerConfig
 from batchq.errors import UsageError
 from batchq.lab.replay import Replayed, ReplayEnding, ReplayPlan, report_of, starts_csv
 from batchq.lab.replay_comparison import MOST_COMPARED, Comparison, compare, simulated_starts
-from batchq.lab.workload.traces import Trace, TraceJob, strategy_of
+from batchq.lab.traces import Trace, TraceJob, strategy_of
 
 CONFIG = SchedulerConfig()
 BEGAN_AT = 1_000_000

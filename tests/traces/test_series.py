@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from batchq.lab.workload.plot import picture_of
-from batchq.lab.workload.schedule import (
+from batchq.lab.plot import picture_of
+from batchq.lab.schedule import (
     Ran,
     Sample,
     Schedule,

@@ -11,15 +11,15 @@ from msgspec import structs
 
 from batchq.api.objects import Dependency, Metadata, Queue, QueueSpec
 from batchq.config.model import SchedulerConfig
-from batchq.lab.workload import play as playing
-from batchq.lab.workload.play import (
+from batchq.lab import load_player as playing
+from batchq.lab.load_player import (
     LoadRun,
     is_queue_of_equals,
     play_load,
     waits_only_for_resources,
 )
-from batchq.lab.workload.schedule import Schedule
-from batchq.lab.workload.traces import POLICY_CONFIG, Arrival, Load
+from batchq.lab.schedule import Schedule
+from batchq.lab.traces import POLICY_CONFIG, Arrival, Load
 from batchq.scheduler.cycle import Cycle, CycleReport
 from tests.effort import usually
 from tests.traces.loads import a_load, job

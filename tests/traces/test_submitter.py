@@ -9,7 +9,7 @@ from batchq.api.objects import Metadata, PodGroup
 from batchq.client.changes import create
 from batchq.errors import BatchqError, Conflict, InvalidInput
 from batchq.lab.simulation.world import CountedIds, write
-from batchq.lab.workload.traces import Submitter, empty_cluster
+from batchq.lab.traces import Submitter, empty_cluster
 from batchq.store.memory import MemoryStore
 from tests.traces.loads import a_load, job
 

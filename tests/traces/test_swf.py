@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from batchq.errors import InvalidInput
-from batchq.lab.workload.schedule import bounded_slowdown, nearest_rank
-from batchq.lab.workload.traces import TraceJob, read_swf
+from batchq.lab.schedule import bounded_slowdown, nearest_rank
+from batchq.lab.traces import TraceJob, read_swf
 from tests.harness.traces import real_log
 
 

@@ -37,7 +37,7 @@ from batchq.cli.simulate.runs import (
     whole,
 )
 from batchq.errors import InvalidInput, UsageError
-from batchq.lab.workload.gpu_usage import (
+from batchq.lab.gpu_usage import (
     GpuLevel,
     GpuUse,
     GpuWatch,
@@ -47,9 +47,9 @@ from batchq.lab.workload.gpu_usage import (
     openb_load,
     shape_of,
 )
-from batchq.lab.workload.play import play_load
-from batchq.lab.workload.plot import Curve, GpuPicture
-from batchq.lab.workload.schedule import (
+from batchq.lab.load_player import play_load
+from batchq.lab.plot import Curve, GpuPicture
+from batchq.lab.schedule import (
     Figures,
     Ran,
     Schedule,
@@ -58,7 +58,7 @@ from batchq.lab.workload.schedule import (
     figures_of,
     tenants_of,
 )
-from batchq.lab.workload.traces import (
+from batchq.lab.traces import (
     WHOLE_GPU,
     By,
     OpenbNode,
@@ -259,7 +259,7 @@ def simulate_log(log: Given, request: LogRequest) -> None:
         )
 
     def draw(form: str) -> bytes:
-        from batchq.lab.workload.plot import drawn, picture_of
+        from batchq.lab.plot import drawn, picture_of
 
         return drawn(picture_of(schedules, tenants=request.by is not None), form)
 
@@ -626,7 +626,7 @@ def simulate_pods(found: Given, asked: PodsRequest) -> None:
         return (_played if asked.inflate is None else _inflated)(tables, run, progressed)
 
     def draw(form: str) -> bytes:
-        from batchq.lab.workload.plot import drawn_gpus
+        from batchq.lab.plot import drawn_gpus
 
         return drawn_gpus(_title(tables), [one.picture() for one in views], form)
 

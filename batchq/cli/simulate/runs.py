@@ -35,8 +35,8 @@ from batchq.cli.output.terminal import Interrupted, echo, one_line
 from batchq.config.documents import MOST_BYTES, read_bounded
 from batchq.config.model import SchedulerConfig
 from batchq.errors import BatchqError, InvalidInput, UsageError
-from batchq.lab.workload.gpu_usage import PLACEMENTS
-from batchq.lab.workload.traces import DEFAULT_POLICY, POLICIES, POLICY_CONFIG
+from batchq.lab.gpu_usage import PLACEMENTS
+from batchq.lab.traces import DEFAULT_POLICY, POLICIES, POLICY_CONFIG
 
 #: The formats of plots, by the file's suffix.
 PLOT_FORMATS = ("png", "svg", "pdf")

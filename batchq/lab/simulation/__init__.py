@@ -4,5 +4,5 @@
 comes from `batchq.assembly` and runs through `batchq.scheduler.cycle`, as in the daemon.
 
 `look_ahead.look_ahead` continues from a snapshot of the live state, under the present configuration
-or others. `future.compared` compares these futures.
+or others. `report.compared` compares these futures.
 """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from batchq.api.notation import describe_age
-from batchq.lab.workload.schedule import (
+from batchq.lab.schedule import (
     Figures,
     Ran,
     Sample,

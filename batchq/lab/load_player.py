@@ -25,6 +25,7 @@ from batchq.config.model import SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Settings
 from batchq.errors import InvariantBroken
+from batchq.lab.schedule import GroupRequest, Look, Progress, Schedule
 from batchq.lab.simulation import player
 from batchq.lab.simulation.world import (
     CountedIds,
@@ -33,8 +34,7 @@ from batchq.lab.simulation.world import (
     whole_second,
     write,
 )
-from batchq.lab.workload.schedule import GroupRequest, Look, Progress, Schedule
-from batchq.lab.workload.traces import Load, Submitter, empty_cluster, removal_of
+from batchq.lab.traces import Load, Submitter, empty_cluster, removal_of
 from batchq.ports import Clock, IdSource
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.timers import next_due_at

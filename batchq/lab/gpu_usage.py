@@ -44,10 +44,10 @@ from batchq.client.changes import create
 from batchq.config.model import PluginEntry, PluginSet, SchedulerConfig
 from batchq.core.quota.ledger import holders_in_store
 from batchq.errors import InvalidInput
+from batchq.lab.schedule import Gauge, Sample
+from batchq.lab.schedule import Meter as OverTime
 from batchq.lab.simulation.world import CountedIds, VirtualClock, write
-from batchq.lab.workload.schedule import Gauge, Sample
-from batchq.lab.workload.schedule import Meter as OverTime
-from batchq.lab.workload.traces import WHOLE_GPU, Arrival, Load, OpenbNode, OpenbPod, empty_cluster
+from batchq.lab.traces import WHOLE_GPU, Arrival, Load, OpenbNode, OpenbPod, empty_cluster
 from batchq.scheduler.cycle import Cycle
 
 #: The walltime that pods state: none, or their actual run time.

@@ -23,7 +23,7 @@ from msgspec import Struct
 from batchq.api.objects import Node, Pod, PodGroup
 from batchq.api.resources import Amounts, of_pod, times, total
 from batchq.api.transaction import capacity_of
-from batchq.lab.workload.traces import Arrival, Load
+from batchq.lab.traces import Arrival, Load
 
 
 class Ran(Struct, frozen=True, kw_only=True):

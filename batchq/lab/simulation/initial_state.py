@@ -34,9 +34,8 @@ from batchq.api.objects import (
 )
 from batchq.api.resources import of_pod
 from batchq.api.transaction import Charge, Transaction, Write, node_scope
-from batchq.client.changes import create, found_defaults
+from batchq.client.changes import check_combination, create, found_defaults
 from batchq.client.changes.object_writes import object_charge
-from batchq.client.changes.verbs import check_combination
 from batchq.core.quota.ledger import charge_with_count, holders_in_store
 from batchq.core.quota.queue_tree import QueueTree
 from batchq.core.session.session import Session

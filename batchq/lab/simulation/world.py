@@ -50,8 +50,13 @@ from batchq.api.objects import (
 )
 from batchq.api.resources import Amounts, of_pod, plus
 from batchq.api.transaction import Commit, Ledger, Transaction, capacity_of
-from batchq.client.changes import check_apart, explain_refusal, first_contradiction, rivals
-from batchq.client.changes.verbs import COMBINATIONS
+from batchq.client.changes import (
+    COMBINATIONS,
+    check_apart,
+    explain_refusal,
+    first_contradiction,
+    rivals,
+)
 from batchq.config.documents import Document, read_documents
 from batchq.core.quota.ledger import charge_with_count, holders_in_store
 from batchq.core.session.snapshot import Snapshot

@@ -257,7 +257,7 @@ class ApiClient(Client):
         /,
         **options: Any,
     ) -> Submission:
-        from batchq.client.api_submission import ApiSubmission
+        from batchq.client.submission import ApiSubmission
 
         # Of its own: the caller may use this client between two outcomes.
         session = ApiSession(self._credentials)

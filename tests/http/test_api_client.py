@@ -14,8 +14,7 @@ from msgspec import structs
 from batchq.api.objects import PodGroup, Queue, key_of
 from batchq.api_session import ApiCredentials, ApiSession
 from batchq.client.api_client import ApiClient
-from batchq.client.api_submission import ApiSubmission
-from batchq.client.submission import GROUPS_A_BATCH
+from batchq.client.submission import GROUPS_A_BATCH, ApiSubmission
 from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, StoreUnavailable
 from batchq.http.connections import Rate
 from batchq.system import RandomIds

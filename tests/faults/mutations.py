@@ -20,7 +20,7 @@ from msgspec import Struct
 from batchq.api.notation import MINUTE
 from batchq.scheduler import node_reports, pod_controller, timers
 from batchq.store import memory
-from batchq.worker.agent import image_waits, pod_states
+from batchq.worker.agent import pod_states
 from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.host.device_pool import DevicePool
 from batchq.worker.workhorse.leases import Lease
@@ -277,8 +277,8 @@ MUTATIONS = (
     # --- images ---
     Mutation(
         what="a pod claims its place before its image is there",
-        owner=image_waits,
-        name="pull",
+        owner=pod_states,
+        name="pull_for",
         before="one.has_image or",
         after="True or",
         found_by=0,
@@ -286,8 +286,8 @@ MUTATIONS = (
     ),
     Mutation(
         what="the pull for a pod that does not wait any more goes on",
-        owner=image_waits,
-        name="stop_of",
+        owner=pod_states,
+        name="stop_of_pull",
         before="one.state == PodState.PULLING",
         after="False",
         found_by=8,

@@ -22,7 +22,7 @@ from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
 from batchq.api.transaction import fence_of
 from batchq.errors import StoreUnavailable
-from batchq.worker.agent import image_waits
+from batchq.worker.agent import pod_states
 from batchq.worker.agent.messages import (
     LOCAL,
     TIMERS,
@@ -337,7 +337,7 @@ class AgentState:
         )
 
     def _on_pulls(self, event: PullStarted | PullEnded) -> Instructions:
-        image_waits.on_pull(self._pods, event, self._paces)
+        pod_states.note_pull(self._pods, event, self._paces)
         self._check_at, self._pause_ms = event.now_ms, self._paces.check_first_ms
         return []
 
@@ -373,11 +373,11 @@ class AgentState:
         if self.is_draining:
             why = "its node went away before it started"
             return self._give_back(one, Leaving.NODE_LOST, why, ends, now_ms)
-        if why := image_waits.why_given_up(one, pod, self._node, self._paces, now_ms):
+        if why := pod_states.why_no_image(one, pod, self._node, self._paces, now_ms):
             return self._give_back(one, "", why, ends, now_ms)
         if why := self._why_overdue(one, now_ms):
             return self._give_back(one, Leaving.NODE_LOST, why, ends, now_ms)
-        return image_waits.pull(one, pod, self._paces, now_ms)
+        return pod_states.pull_for(one, pod, self._paces, now_ms)
 
     def _why_overdue(self, one: PodOnNode, now_ms: int) -> str:
         """Return what a pod has awaited for too long; "" if nothing."""
@@ -390,7 +390,7 @@ class AgentState:
         return ""
 
     def _decline(self, one: PodOnNode, why: str, now_ms: int) -> Instructions:
-        stops = image_waits.stop_of(one)
+        stops = pod_states.stop_of_pull(one)
         self._pods.move(one.attempt, Cause.DECLINED, now_ms)
         return [*stops, DeclinePod(one.attempt, why), ForgetPods((one.attempt,))]
 
@@ -400,7 +400,7 @@ class AgentState:
         """Report an end in place of the claim, so that the pod is not left waiting. Without a
         reason to stop, the pod fails because it has no container.
         """
-        stops = image_waits.stop_of(one)
+        stops = pod_states.stop_of_pull(one)
         self._pods.move(one.attempt, Cause.GIVEN_BACK, now_ms)
         exit_code = None if reason else NO_CONTAINER
         one.outcome = PodOutcome(exit_code=exit_code, stopped=reason, message=why)

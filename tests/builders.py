@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec import structs
 
-from batchq.api.containers import image_to_pull
 from batchq.api.intents import AdmitGroup, Bind, Intent
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.node_features import image_to_pull
 from batchq.api.objects import (
     AdmissionCheck,
     Metadata,

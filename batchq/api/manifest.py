@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from batchq.api import notation
 from batchq.api import notation as names
-from batchq.api.containers import with_runtime_labels
+from batchq.api.node_features import with_runtime_labels
 from batchq.api.notation import Entry, Malformed, Path, Unfold, fields_of, mapping_at, shown
 from batchq.api.objects import (
     API_VERSION,

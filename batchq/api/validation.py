@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from batchq.api.containers import container_problems
-from batchq.api.devices import MIG, WHOLE
 from batchq.api.manifest import MOST_ARGUMENT_BYTES, argument_bytes, check_names, function_problem
+from batchq.api.node_features import MIG, WHOLE, container_problems
 from batchq.api.notation import SECOND, counted, format_duration, qualified_problem, shown
 from batchq.api.objects import (
     AdmissionCheck,

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 from msgspec import to_builtins
 
-from batchq.api.containers import without_lacking
-from batchq.api.devices import uses_of
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
+from batchq.api.node_features import uses_of, without_lacking
 from batchq.api.node_report import ADDRESS_ANNOTATION, PORTS_ANNOTATION, RUN_AS_ANNOTATION
 from batchq.api.notation import counted, data_of, describe_age, format_duration, format_instant
 from batchq.api.objects import (

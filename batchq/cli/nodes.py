@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import click
 
-from batchq.api.devices import DeviceUse, uses_of
 from batchq.api.manifest import encode
+from batchq.api.node_features import DeviceUse, uses_of
 from batchq.api.notation import counted
 from batchq.api.objects import Node, Pod, full_name
 from batchq.api_session import ApiCredentials, ApiSession

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from batchq.api.containers import RUNTIMES
+from batchq.api.node_features import RUNTIMES
 from batchq.api.notation import shown
 from batchq.api.objects import Object, PodGroup
 from batchq.api.validation import MOST_PORTS, MOST_PROCESSES

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from batchq.api.containers import lacking_runtime
 from batchq.api.lifecycle import ADMITTED
+from batchq.api.node_features import lacking_runtime
 from batchq.api.notation import format_duration, format_instant
 from batchq.api.objects import Pledge, gates_of, is_gated
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting

@@ -18,8 +18,13 @@ import msgspec
 from msgspec import Struct, structs
 
 from batchq.api import manifest
-from batchq.api.containers import RUNTIME_LABEL, YES, lacking_runtime, with_runtime_label
-from batchq.api.devices import gpu_request
+from batchq.api.node_features import (
+    RUNTIME_LABEL,
+    YES,
+    gpu_request,
+    lacking_runtime,
+    with_runtime_label,
+)
 from batchq.api.notation import (
     LABEL_MOST,
     NotJson,

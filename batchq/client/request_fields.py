@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from batchq.api import manifest, validation
-from batchq.api.devices import gpu_request
 from batchq.api.manifest import MOST_ARGUMENT_BYTES, argument_bytes
+from batchq.api.node_features import gpu_request
 from batchq.api.notation import label_problem, parse_duration, resource_problem, shown, suggestion
 from batchq.api.objects import Dependency, Metadata, Pod, PodGroup, PodTemplate, kind_of
 from batchq.api.resources import GPU, parse_quantity

@@ -33,7 +33,7 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from batchq.api.devices import is_device_resource
+from batchq.api.node_features import is_device_resource
 from batchq.api.resources import CPU, MEMORY, format_quantity
 from batchq.daemon.logs import FILE_VARIABLE, LARGEST_LOG_BYTES
 from batchq.daemon.services import OWN_MISTAKE

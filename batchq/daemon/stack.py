@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from batchq.api.devices import amounts_of
+from batchq.api.node_features import amounts_of
 from batchq.api.notation import counted
 from batchq.api.objects import Node
 from batchq.config.load import load_config

@@ -17,8 +17,8 @@ from types import MappingProxyType
 import msgspec
 from msgspec import Struct
 
-from batchq.api.devices import LOCKED, MOST_DEVICES, decode_devices, devices_in, is_device_id
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodPhase
+from batchq.api.node_features import LOCKED, MOST_DEVICES, decode_devices, devices_in, is_device_id
 from batchq.api.node_report import (
     AGENT_ANNOTATION,
     LONGEST_MESSAGE,

@@ -7,8 +7,8 @@ import json
 import pytest
 from msgspec import structs
 
-from batchq.api.devices import DEVICES_ANNOTATION, Device, encode_devices
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_features import DEVICES_ANNOTATION, Device, encode_devices
 from batchq.api.objects import Pod, PodGroup
 from tests.builders import a_node, a_quota
 from tests.cli.conftest import Batchq

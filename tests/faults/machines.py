@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from batchq.api.devices import WHOLE
+from batchq.api.node_features import WHOLE
 from batchq.api.node_report import PodAttempt, Runs
 from batchq.api.objects import Pod
 from batchq.api.resources import GPU, of_pod, plus

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct, structs
 
-from batchq.api.containers import with_runtime_label
+from batchq.api.node_features import with_runtime_label
 from batchq.api.objects import (
     Container,
     Dependency,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from batchq.api.devices import Device
+from batchq.api.node_features import Device
 from batchq.api.node_report import PodAttempt
 from batchq.worker.host.device_pool import DevicePool
 from batchq.worker.host.gpu_tools import FoundDevices

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from batchq.api.devices import DEVICES_ANNOTATION, LOCKED, Device, encode_devices
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.node_features import DEVICES_ANNOTATION, LOCKED, Device, encode_devices
 from batchq.api.node_report import (
     Ended,
     Leaves,

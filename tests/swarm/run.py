@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 from msgspec import Struct
 
-from batchq.api.devices import Device
+from batchq.api.node_features import Device
 from batchq.errors import StoreUnavailable
 from tests.e2e.machine import Machine
 from tests.swarm import checker

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from batchq.api.devices import Device
+from batchq.api.node_features import Device
 from batchq.store.redis import RedisStore
 from batchq.worker.host.device_pool import DevicePool
 from batchq.worker.host.gpu_tools import FoundDevices

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from batchq.api.containers import (
+from batchq.api.lifecycle import PodPhase
+from batchq.api.manifest import decode, encode
+from batchq.api.node_features import (
     RUNTIMES,
     container_problems,
     image_to_pull,
     runtime_of,
     with_runtime_labels,
 )
-from batchq.api.lifecycle import PodPhase
-from batchq.api.manifest import decode, encode
 from batchq.api.objects import Container, Node, PodGroup, PodTemplate
 from batchq.worker.host.node_resources import device_nodes, runtime_labels
 from batchq.worker.workhorse.container_commands import (

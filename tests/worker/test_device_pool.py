@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from batchq.api.devices import LOCKED, Device
+from batchq.api.node_features import LOCKED, Device
 from batchq.api.node_report import PodAttempt
 from batchq.errors import UsageError
 from batchq.worker.host.device_pool import DevicePool, own_devices

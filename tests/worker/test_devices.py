@@ -16,8 +16,8 @@ import psutil
 import pytest
 from msgspec import structs
 
-from batchq.api.devices import Device, decode_devices
 from batchq.api.lifecycle import ON_NODE, PodPhase
+from batchq.api.node_features import Device, decode_devices
 from batchq.api.objects import Node, Pod
 from tests.daemon.waiting import until
 from tests.effort import usually

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from batchq.api.devices import Device, model_of
+from batchq.api.node_features import Device, model_of
 from batchq.errors import UsageError
 from batchq.worker.host import gpu_tools
 from batchq.worker.host.gpu_tools import (

@@ -8,8 +8,8 @@ import sys
 import msgspec
 import pytest
 
-from batchq.api.devices import Device, decode_devices
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_features import Device, decode_devices
 from batchq.api.node_report import PodAttempt
 from batchq.api.objects import Node
 from batchq.store.rq_link import RqLink

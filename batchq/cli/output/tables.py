@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from batchq.api.containers import without_lacking
-from batchq.api.devices import DeviceUse
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.node_features import DeviceUse, without_lacking
 from batchq.api.notation import counted, describe_age, format_instant
 from batchq.api.objects import (
     Node,

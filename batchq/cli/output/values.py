@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from batchq.api.devices import gpu_request
 from batchq.api.lifecycle import TERMINAL
+from batchq.api.node_features import gpu_request
 from batchq.api.notation import nearest, parse_duration, resource_problem, shown
 from batchq.api.objects import KINDS, NAMESPACED, PodGroup
 from batchq.api.resources import parse_quantity

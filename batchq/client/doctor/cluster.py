@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import structs
 
-from batchq.api.containers import lacking_runtime
-from batchq.api.devices import LOCKED, WHOLE, devices_in, uses_of
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
+from batchq.api.node_features import LOCKED, WHOLE, devices_in, lacking_runtime, uses_of
 from batchq.api.node_report import (
     AGENT_ANNOTATION,
     PROTOCOL,

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import structs
 
 from batchq.api import intents
-from batchq.api.containers import image_to_pull
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
+from batchq.api.node_features import image_to_pull
 from batchq.api.objects import (
     Condition,
     GroupClaim,

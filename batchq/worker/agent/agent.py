@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import time
 
-from batchq.api.devices import DEVICES_ANNOTATION, encode_devices
+from batchq.api.node_features import DEVICES_ANNOTATION, encode_devices
 from batchq.api.node_report import (
     ADDRESS_ANNOTATION,
     PORTS_ANNOTATION,

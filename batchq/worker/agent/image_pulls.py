@@ -35,7 +35,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, NamedTuple, NoReturn
 
-from batchq.api.containers import image_to_pull, runtime_of
+from batchq.api.node_features import image_to_pull, runtime_of
 from batchq.api.node_report import PodAttempt
 from batchq.api.objects import Pod, PodGroup
 from batchq.api.printable import printable

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from batchq.api.devices import devices_in
 from batchq.api.lifecycle import ON_NODE, PodPhase
+from batchq.api.node_features import devices_in
 from batchq.api.node_report import NO_CONTAINER, Ended, PodAttempt, PodOutcome, Runs, StartClaim
 from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving

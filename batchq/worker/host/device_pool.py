@@ -21,7 +21,15 @@ from math import comb
 
 from msgspec import structs
 
-from batchq.api.devices import LOCKED, MIG, TYPED, WHOLE, Device, amounts_of, is_device_resource
+from batchq.api.node_features import (
+    LOCKED,
+    MIG,
+    TYPED,
+    WHOLE,
+    Device,
+    amounts_of,
+    is_device_resource,
+)
 from batchq.api.node_report import PodAttempt
 from batchq.api.resources import GPU
 from batchq.errors import UsageError

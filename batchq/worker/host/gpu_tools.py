@@ -25,7 +25,7 @@ import msgspec
 import psutil
 from msgspec import Struct, structs
 
-from batchq.api.devices import MOST_DEVICES, Device, is_device_id, model_of
+from batchq.api.node_features import MOST_DEVICES, Device, is_device_id, model_of
 from batchq.errors import UsageError
 
 FAKE_GPUS = "BATCHQ_FAKE_GPUS"

@@ -30,7 +30,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
-from batchq.api.containers import AGENT_LABELS, NO, RUNTIME_LABEL, RUNTIMES, YES
+from batchq.api.node_features import AGENT_LABELS, NO, RUNTIME_LABEL, RUNTIMES, YES
 from batchq.api.node_report import PodAttempt
 from batchq.api.notation import resource_problem
 from batchq.api.resources import CPU, MEMORY, describe_quantity, parse_quantity

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from batchq.api.containers import ContainerMount, mount_of, runtime_of
+from batchq.api.node_features import ContainerMount, mount_of, runtime_of
 from batchq.api.objects import Container
 from batchq.worker.workhorse.run_file import NO_CONTAINER, NOT_EXECUTABLE, NOT_FOUND, PodOutcome
 

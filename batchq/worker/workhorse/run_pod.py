@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from batchq.api.access import digest_of_secret, token_text
-from batchq.api.containers import runtime_of
+from batchq.api.node_features import runtime_of
 from batchq.api.node_report import PodAttempt, Runs
 from batchq.api.objects import Container, Pod, PodGroup, PodTemplate, StopWarning, Task
 from batchq.api.reasons import Leaving

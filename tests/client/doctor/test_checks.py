@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from batchq.api.devices import DEVICES_ANNOTATION, Device, encode_devices
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.node_features import DEVICES_ANNOTATION, Device, encode_devices
 from batchq.api.node_report import AGENT_ANNOTATION, RUN_AS_ANNOTATION, SPOILED
 from batchq.api.objects import Dependency, Unreadable
 from batchq.api.reasons import Verdict, Waiting

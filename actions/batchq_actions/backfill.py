@@ -288,7 +288,7 @@ def _behind(
             never = longest is not None and longest <= 0
             if groups is not None and never and group.status is group.record.status:
                 groups.pass_over()
-            # Where it runs for another time than its walltime, that is unknown, and so for ever.
+            # A group without a walltime may run for ever, so the limits must admit it for ever.
             if not is_within(group.record.spec.walltime, longest):
                 continue
         if still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):

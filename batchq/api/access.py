@@ -374,8 +374,8 @@ def may_bind(
 ) -> AccessDecision:
     """Decide whether an identity may create or delete a binding.
 
-    No one binds themselves, and admins bind roles of their own namespaces only: so no sequence of
-    grants adds a right to the one who grants.
+    Users cannot give themselves roles, and admins give roles of their own namespaces only. So no
+    sequence of grants adds a right to the user who grants.
     """
     itself = identity if identity.by is None else identity.by
     if verb is Verb.CREATE and wanted.subject in identity.subjects | itself.subjects:
@@ -387,11 +387,11 @@ def may_add_members(
     identity: Identity, bindings: Sequence[Binding], verb: Verb, members: Iterable[str]
 ) -> AccessDecision:
     """Decide whether an identity may create or change a local group so that these users become
-    members: oneself would get the roles of the group.
+    members. Users who added themselves would get the roles of the group.
     """
     itself = identity if identity.by is None else identity.by
     if not {identity.user, itself.user}.isdisjoint(members):
-        return AccessDecision(allowed=False, because="no one adds oneself to a group")
+        return AccessDecision(allowed=False, because="users cannot add themselves to a group")
     return decide(identity, bindings, verb, Target(kind=TargetKind.USER_GROUPS))
 
 

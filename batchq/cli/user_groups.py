@@ -32,9 +32,9 @@ def group() -> None:
     """Make groups of users, to give them roles together.
 
     The group NAME is written group:local:NAME where a role is given. Groups of Unix
-    (group:unix:gpu) and of an identity provider (group:oidc:ml) are others, whatever their names.
-    Operators change local groups, over the API or with the Redis server's role `api`; no one adds
-    oneself.
+    (group:unix:gpu) and of an identity provider (group:oidc:ml) are other
+    groups, even under the same name. Operators change local groups, over the API or with the Redis
+    server's role `api`. Users cannot add themselves.
     """
 
 

@@ -1,8 +1,8 @@
 """Local groups: groups of users that operators make, for roles of the HTTP API.
 
 They are named `local:NAME`, as those of the system are `unix:NAME` and those of an identity
-provider `oidc:NAME`: no source of groups can name one of another. A user is a member by its name,
-whichever way it comes.
+provider `oidc:NAME`, so that a source of groups cannot name the groups of another. Membership
+depends on the name of a user alone, not on how the user was identified.
 """
 
 from __future__ import annotations

@@ -521,7 +521,7 @@ class _Owed:
         self._there: dict[tuple[str, str], Amounts] = {}
         #: The pods of exclusive groups that are still there, by the uid of the group and the node.
         self._beside: dict[tuple[str, str], int] = {}
-        #: Uids of the groups that have ended: their victims leave what they hold to anyone.
+        #: Uids of the groups that have ended: what their victims hold is free for all groups.
         self._ended: set[str] = set()
         #: Node -> kept capacity that a closed session no longer takes off its nodes.
         self._not_taken: dict[str, Amounts] = {}

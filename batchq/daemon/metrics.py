@@ -5,7 +5,7 @@ or a queue names, and words from closed lists; never a group's, a pod's or a use
 docs/metrics.md repeats the list for people, and a test compares the two.
 
 The time of a plugin excludes the time of plugins that it calls: the order of queues asks which
-groups may be admitted, and that counts for `capacity`, not for `proportion`. So the times of a
+groups may be admitted, and that time counts for `capacity`, not for `proportion`. So the times of a
 session add up to no more than the session.
 """
 

@@ -615,7 +615,7 @@ def _is_noted(call: ApiCall) -> bool:
     """Record the use of a token, and return whether that was possible."""
     try:
         call.delegate.access.note_use(call.identity.token)
-    except Exception as error:  # whatever it is, the next request records the use
+    except Exception as error:  # of any kind: the next request records the use
         call.context.book.forget_use(call.identity.token)
         if not isinstance(error, BatchqError):
             raise
@@ -627,7 +627,7 @@ def _run_endpoint(route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:
     answer = route.endpoint(call)
     if not call.is_decided:
         raise AssertionError(f"route {route.name} answers without a decision about it")
-    # Who may read the output reads it as it was written, whatever names it contains.
+    # A caller who may read the output reads it as it was written, whatever names it contains.
     if isinstance(answer, ApiAnswer) and not route.is_open and route.tier is not Tier.OUTPUT:
         return structs.replace(answer, document=call.shown(answer.document))
     return answer

@@ -506,7 +506,7 @@ def group_logs(call: ApiCall) -> StreamAnswer:
             call.require_of(group)
             yield b"".join(written(line) for line in lines)
         if follow and call.context.is_ending():
-            # A reader would take a mere end for that of the group, and miss what follows.
+            # Without an error, a reader would take the end of the stream for the end of the group.
             raise not_ready("the API is ending")
 
     return StreamAnswer(stream="logs", content_type=form, parts=parts)

@@ -141,7 +141,7 @@ def limits_of(objects: Objects) -> dict[str, Amounts]:
 TRIES = 8
 #: Fields that one call of the script sets.
 FIELDS_A_CALL = 2_000
-#: People are told of this many false heads of a kind: reading a million takes minutes.
+#: The most false heads of a kind that are reported: reading a million takes minutes.
 MOST_FALSE_HEADS = 1_000
 
 

@@ -111,16 +111,16 @@ def test_a_watch_of_one_who_keeps_another_role_ends_with_a_resync(lab: Lab) -> N
     assert last["event"] == "RESYNC"
 
 
-def test_no_one_adds_oneself_or_gives_a_role_to_a_group_of_ones_own(lab: Lab) -> None:
+def test_users_cannot_add_themselves_or_give_roles_to_their_own_groups(lab: Lab) -> None:
     lab.group()
     own = lab.olga("POST", f"{GROUPS}/ml/members", {"add": ["ben", "olga"]})
-    assert (own.status, own.data["detail"]) == (403, "no one adds oneself to a group")
+    assert (own.status, own.data["detail"]) == (403, "users cannot add themselves to a group")
     own = lab.olga("POST", GROUPS, {"name": "mine", "members": ["olga"]})
-    assert (own.status, own.data["detail"]) == (403, "no one adds oneself to a group")
+    assert (own.status, own.data["detail"]) == (403, "users cannot add themselves to a group")
     # Nor in the name of another operator.
     as_otto = {"Batchq_As": "otto", "Batchq_Reason": "curious"}
     own = lab.olga("POST", f"{GROUPS}/ml/members", {"add": ["olga"]}, **as_otto)
-    assert (own.status, own.data["detail"]) == (403, "no one adds oneself to a group")
+    assert (own.status, own.data["detail"]) == (403, "users cannot add themselves to a group")
     assert lab.otto("POST", f"{GROUPS}/ml/members", {"add": ["olga"]}).status == 200
     admin = {"subject": "group:local:ml", "role": "admin", "namespace": "ml"}
     for headers in ({}, as_otto):

@@ -596,8 +596,8 @@ def _of_group(state: State, group: PodGroup) -> Iterator[Finding]:
 
 
 def _awaited_nodes(group: PodGroup, nodes: Sequence[Node], cancel: str) -> tuple[str, str]:
-    """Return which nodes a group needs that exceeds all of them, and what to do: no node may have
-    the names and labels that it asks for, of whatever size.
+    """Return the nodes that a group waits for, and what to do. A group that no nodes can take may
+    ask for names or labels that no node has, or for larger nodes.
     """
     templates = [task.template for task in group.spec.tasks]
     labels = [node.metadata.labels for node in nodes]

@@ -108,9 +108,10 @@ _MANY_SLOTS = 2**20
 
 
 def _preference(shape: TaskShape, node: NodeState) -> int:
-    """Return how much the sharing of a group counts, above all scores, for a node that takes the
-    pod: pods of an exclusive group go where others of the group are, as long as they fit; packed
-    ones go there, too, and then where most of them fit.
+    """Return the preference of a group for a node that takes the pod, which precedes all scores.
+
+    Pods of an exclusive group go where others of the group are, as long as they fit; packed pods go
+    there, too, and then where most of them fit.
     """
     sharing = shape.sharing
     if sharing is None or not (sharing.exclusive or sharing.pack):

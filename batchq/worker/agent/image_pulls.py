@@ -116,8 +116,9 @@ class _Pull:
             raise
         self.output = output
         self.attempts: dict[PodAttempt, None] = {}
-        #: When it is killed, if it was told to stop; and when it was.
+        #: When to kill it, if it was told to stop.
         self.killed_at = 0
+        #: When it was killed.
         self._kill_sent_at: int | None = None
 
     def send(self, sent: signal.Signals) -> None:
@@ -212,8 +213,8 @@ class ImagePulls:
                 pull.kill()
 
     def collect(self, descriptor: int) -> PullEnded:
-        """Return the end of the pull with this descriptor; one that was told to stop had nobody
-        who waits for it.
+        """Return the end of the pull with this descriptor. It names no attempts if the pull was
+        told to stop, because no pod waits for it then.
         """
         for stopped in self._stopping:
             if stopped.descriptor == descriptor:
@@ -404,8 +405,8 @@ def _keep(
 
 
 def _await(process: subprocess.Popen[bytes], signals: Signals) -> int:
-    """Return the exit code of the runtime, which is told to stop, or killed, when this process
-    is.
+    """Wait for the runtime and return its exit code. A signal that stops or kills this process
+    does the same to the runtime.
     """
     poll = select.poll()
     ended = os.pidfd_open(process.pid)

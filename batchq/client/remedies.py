@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from batchq.api.lifecycle import ADMITTED
-from batchq.api.node_features import lacking_runtime
+from batchq.api.node_features import is_named, lacking_runtime, no_node_matches
 from batchq.api.notation import format_duration, format_instant
 from batchq.api.objects import Pledge, gates_of, is_gated
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
@@ -20,7 +20,6 @@ from batchq.client.outcomes import (
     missing_nodes,
 )
 from batchq.client.overview import backfilling_of, gates_of_task
-from batchq.client.request import is_named, no_node_matches
 from batchq.core.pending.eligibility import (
     DependencyState,
     dependency_state,

@@ -19,10 +19,8 @@ from msgspec import Struct, structs
 
 from batchq.api import manifest
 from batchq.api.node_features import (
-    RUNTIME_LABEL,
-    YES,
+    exceeds_nodes,
     gpu_request,
-    lacking_runtime,
     with_runtime_label,
 )
 from batchq.api.notation import (
@@ -698,107 +696,4 @@ def _exceeded(wanted: Mapping[str, int], limits: Iterable[tuple[str, Mapping[str
             if need > most.get(name, need):
                 asked, allowed = (describe_quantity(name, units) for units in (need, most[name]))
                 return f"it needs {name} {asked}, and {subject} allows at most {allowed}"
-    return ""
-
-
-def exceeds_nodes(group: PodGroup, nodes: Sequence[Node]) -> str:
-    """Return which amounts of a group exceed the nodes even if all are ready and empty, or which
-    labels or name no node has; '' if there is no such problem, or if there are no nodes.
-
-    It needs no session, unlike `why_no_known_node`, which the scheduler asks.
-    """
-    offers = [node.spec.resources for node in nodes]
-    if not offers or group.spec.controller == "external":
-        return ""
-    keys = [key for key, mode in group.spec.topology.items() if mode == "required"]
-    domains: dict[tuple[str, ...], list[Mapping[str, int]]] = {}
-    for node in nodes:
-        labels = node.metadata.labels
-        if all(key in labels for key in keys):
-            values = tuple(labels[key] for key in keys)
-            domains.setdefault(values, []).append(node.spec.resources)
-    if not domains:
-        return f"no node has the label{'s' * (len(keys) > 1)} {' and '.join(keys)}"
-    whose = f"the nodes of one {' and '.join(keys)}" if keys else "all nodes"
-    return _too_large_a_pod(group, nodes) or _too_large_a_gang(group, domains.values(), whose)
-
-
-def _too_large_a_pod(group: PodGroup, nodes: Sequence[Node]) -> str:
-    for task in group.spec.tasks:
-        if unmatched := no_node_matches(task.template, nodes):
-            return unmatched
-        asked = task.template.requests
-        offers = [node.spec.resources for node in _matching(task.template, nodes)]
-        if any(all(offer.get(name, 0) >= need for name, need in asked.items()) for offer in offers):
-            continue
-        pod = "a pod" if len(group.spec.tasks) == 1 else f"a pod of task {task.name}"
-        for name, need in asked.items():
-            largest = max(offer.get(name, 0) for offer in offers)
-            if need > largest:
-                of = " that it may use" if len(offers) < len(nodes) else ""
-                most = f"the largest node{of} has {describe_quantity(name, largest)}"
-                meant = "" if largest else _meant_type(name, offers)
-                return f"{pod} asks for {name} {describe_quantity(name, need)}, and {most}{meant}"
-        every = ", ".join(f"{name} {describe_quantity(name, need)}" for name, need in asked.items())
-        return f"{pod} asks for {every}, and no node has all of it"
-    return ""
-
-
-def _meant_type(name: str, offers: Iterable[Mapping[str, int]]) -> str:
-    """Return a question about the type of a resource that nodes have in other letters, such as
-    `gpu:h100` for `gpu:H100`; '' if they have none.
-    """
-    base, colon, _ = name.partition(":")
-    known = {other for offer in offers for other in offer} if colon else set[str]()
-    same = (one for one in sorted(known) if one.lower() == name.lower())
-    return "".join(f"; did you mean {one.removeprefix(f'{base}:')}?" for one in [*same][:1])
-
-
-def no_node_matches(template: PodTemplate, nodes: Sequence[Node]) -> str:
-    """Return which name or labels of a template no node has; '' if a node matches it."""
-    if _matching(template, nodes):
-        return ""
-    if not any(is_named(node.metadata.name, template) for node in nodes):
-        return _no_node_named(template)
-    labels = template.node_selector
-    if runtime := lacking_runtime(labels, (node.metadata.labels for node in nodes)):
-        return f"no node has {runtime}, which its container needs ({RUNTIME_LABEL}{runtime}={YES})"
-    every = ", ".join(f"{key}={value}" for key, value in labels.items())
-    return f"no node has {'the label' if len(labels) == 1 else 'all of the labels'} {every}"
-
-
-def _matching(template: PodTemplate, nodes: Sequence[Node]) -> list[Node]:
-    labels = template.node_selector.items()
-    return [
-        node
-        for node in nodes
-        if is_named(node.metadata.name, template) and labels <= node.metadata.labels.items()
-    ]
-
-
-def is_named(name: str, template: PodTemplate) -> bool:
-    """Return whether a template allows the node of this name."""
-    return (not template.nodes or name in template.nodes) and name not in template.exclude_nodes
-
-
-def _no_node_named(template: PodTemplate) -> str:
-    if not template.nodes:
-        return "all nodes are excluded"
-    names = [name for name in template.nodes if name not in template.exclude_nodes]
-    return f"no node has the name {' or '.join(names[:_MOST_NAMES])}"
-
-
-def _too_large_a_gang(
-    group: PodGroup, domains: Iterable[Sequence[Mapping[str, int]]], whose: str
-) -> str:
-    """Return which amount of a gang exceeds what the nodes of each domain offer together."""
-    if len(group.spec.tasks) != 1:
-        return ""
-    [task] = group.spec.tasks
-    gang = task.replicas if group.spec.min_member is None else group.spec.min_member
-    for name, need in task.template.requests.items():
-        offered = max(sum(offer.get(name, 0) for offer in offers) for offers in domains)
-        if need * gang > offered:
-            asked, most = (describe_quantity(name, units) for units in (need * gang, offered))
-            return f"its {gang} pods ask for {name} {asked}, and {whose} together have {most}"
     return ""

@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import structs
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
-from batchq.api.node_features import LOCKED, WHOLE, devices_in, lacking_runtime, uses_of
+from batchq.api.node_features import (
+    LOCKED,
+    WHOLE,
+    devices_in,
+    exceeds_nodes,
+    lacking_runtime,
+    no_node_matches,
+    uses_of,
+)
 from batchq.api.node_report import (
     AGENT_ANNOTATION,
     PROTOCOL,
@@ -33,7 +41,6 @@ from batchq.client.doctor.system_state import (
     role_by_name,
     unseen,
 )
-from batchq.client.request import exceeds_nodes, no_node_matches
 from batchq.store.records import whole
 
 _READS = "reading (`+@read`) of batchq's keys"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from batchq.worker.agent import leftovers
 from batchq.worker.agent.leftovers import sweep
 from batchq.worker.host import processes
-from batchq.worker.host.processes import has_mark, mark_of
+from batchq.worker.host.processes import has_mark, mark_of, set_mark
 from batchq.worker.workhorse.run_file import RunFile, own_boot, started_ms
 from tests.daemon.waiting import until
 from tests.worker.stage import members
@@ -96,6 +98,64 @@ def test_a_process_that_ends_while_it_is_read_has_vanished(
         # It may have forked another one, so the search has to go on.
         assert has_mark(child.pid, mark_of(tmp_path), tmp_path) is None
         child.kill()
+
+
+@pytest.mark.parametrize("moment", ["limits", "stat"])
+def test_a_marked_process_that_ends_while_it_is_read_has_vanished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    read, mark = processes._read, mark_of(tmp_path)
+
+    def ending(path: str) -> bytes:
+        if path.endswith(f"/{moment}"):
+            child.kill()
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        return read(path)
+
+    with subprocess.Popen(["sleep", "600"], preexec_fn=lambda: set_mark(mark)) as child:
+        assert has_mark(child.pid, mark, tmp_path) is True
+        monkeypatch.setattr(processes, "_read", ending)
+        assert has_mark(child.pid, mark, tmp_path) is None
+
+
+def test_zombies_of_others_do_not_make_the_search_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def has_no_mark(pid: int, *_: object) -> bool | None:
+        looks.append(pid)
+        return None if pid == zombie.pid else False
+
+    monkeypatch.setattr(leftovers, "has_mark", has_no_mark)
+    with subprocess.Popen(["true"]) as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        assert sweep(tmp_path, []) == []
+    assert looks.count(zombie.pid) == 2
+
+
+#: Only its first thread ends, as by pthread_exit in main() of a program in C.
+_ENDS_ITS_FIRST_THREAD = """
+import ctypes, os, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print(flush=True)
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+
+
+def test_a_process_whose_first_thread_has_ended_is_killed(tmp_path: Path) -> None:
+    mark = mark_of(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", _ENDS_ITS_FIRST_THREAD],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: set_mark(mark),
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        until(lambda: b") Z " in Path(f"/proc/{child.pid}/stat").read_bytes())
+        assert child.poll() is None
+        assert sweep(tmp_path, []) == []
+        assert child.wait(60) == -9
 
 
 def test_the_start_of_a_process_is_measured_by_a_clock_that_is_never_set() -> None:

@@ -101,7 +101,7 @@ class _Search:
         """Kill all of them, and return the pids of those that remain."""
         deadline = monotonic() + within_s
         before: list[int] = []
-        quiet, is_logged = 0, False
+        quiet, is_logged, is_last = 0, False, False
         while True:
             ours, is_sure = self._look()
             if ours and not is_logged:
@@ -110,12 +110,12 @@ class _Search:
             for pid in ours:
                 _kill(pid)
             quiet = 0 if ours else quiet + 1
+            is_last = is_last and not ours
             if not ours and (is_sure or quiet >= _QUIET_ROUNDS):
-                # Read all processes once more: a pid may have been reused since it was read.
-                self._others = set(self._keep)
-                ours, _ = self._look()
-                if not ours:
+                if is_last:
                     return []
+                # Read all processes once more: a pid may have been reused since it was read.
+                self._others, is_last = set(self._keep), True
             # A process that vanished unread may have been one of them, so the search goes on for a
             # while.
             if ours and monotonic() >= deadline:
@@ -137,7 +137,9 @@ class _Search:
                 case False:
                     self._others.add(pid)
                 case None:
+                    # It may have forked another one. A zombie that stays does that only once.
                     is_sure = False
+                    self._others.add(pid)
         return ours, is_sure
 
 

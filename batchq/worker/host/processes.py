@@ -268,18 +268,23 @@ def set_mark(mark: int) -> None:
 def has_mark(pid: int, mark: int, run_dir: Path) -> bool | None:
     """Return whether a running process belongs to a pod of the agent with this mark and folder.
 
-    None if the process no longer exists.
+    None if the process no longer exists, or has ended. Such a process may have forked another one.
     """
     try:
         shown = _LOCK_LIMIT.search(_read(f"/proc/{pid}/limits"))
         if not (shown and int(shown[1]) == mark) and not _has_stop_file(pid, run_dir):
             return False
-        state = _read(f"/proc/{pid}/stat").rpartition(b") ")[2][:1].decode()
+        return True if _runs(pid) else None
     except (FileNotFoundError, ProcessLookupError):
         return None
     except PermissionError:
         return False
-    return state not in _ENDED
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a thread of a process runs; the first one may end before the others."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
+    return fields[0].decode() not in _ENDED or int(fields[17]) > 1
 
 
 def _has_stop_file(pid: int, run_dir: Path) -> bool:

@@ -318,6 +318,8 @@ class LeaderTurn:
             publish_config(self._store, effective.text, epoch=epoch)
             self._published = (epoch, effective.digest)
         report = self._cycle.run_once(epoch)
+        # Plugins are asked here: their failures are logged below.
+        due_at = report.next_due_at
         self._after_first_turn()
         self.mirrored = report.session.snapshot.revision
         if self.quarantine.look():
@@ -338,9 +340,9 @@ class LeaderTurn:
             self._compare()
         if self._store.is_behind:
             return TurnReport(due_in_ms=1)
-        if report.next_due_at is None:
+        if due_at is None:
             return TurnReport()
-        return TurnReport(due_in_ms=report.next_due_at - self._clock.now_ms())
+        return TurnReport(due_in_ms=due_at - self._clock.now_ms())
 
     def _limit_objects(self, effective: Effective, epoch: int) -> None:
         """Publish the configured number of groups per namespace, which submissions obey."""

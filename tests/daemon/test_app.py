@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from batchq.api.reasons import Verdict
 from batchq.api.transaction import Delivery, count_of
+from batchq.assembly import assemble
+from batchq.config.model import SchedulerConfig
 from batchq.daemon import app, detached
 from batchq.daemon.detached import Record
 from batchq.daemon.embedded_server import ensure_server
@@ -20,7 +23,7 @@ from batchq.daemon.reload import Reload
 from batchq.daemon.services import Termination
 from batchq.errors import InvariantBroken
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
-from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler
 from batchq.store.redis import RedisStore, open_store
 from batchq.store.schedulers import read_object_limit
 from batchq.system import CountingIds, SystemClock
@@ -212,6 +215,43 @@ def test_a_scheduler_that_does_not_lead_decides_nothing(store: RedisStore) -> No
     )
     assert turn() == TurnReport()
     assert store.get("Queue", "default") is None
+
+
+class BrokenClock:
+    """A plugin that fails when it is asked for its next instant."""
+
+    name = "broken-clock"
+
+    def pre_enqueue(self, session: object, group: object) -> list[Verdict]:
+        return []
+
+    def due_at(self, session: object) -> list[int]:
+        raise ValueError("no such instant")
+
+
+def test_a_plugin_whose_clock_fails_is_logged_in_the_turn_that_asks_it(store: RedisStore) -> None:
+    usual, reload = assemble(SchedulerConfig()), Reload(None)
+    scheduler = Scheduler(
+        actions=usual.actions,
+        plugins={**usual.plugins, "preEnqueue": ((BrokenClock(), 1), *usual.plugins["preEnqueue"])},
+        settings=usual.settings,
+    )
+    turn = app.LeaderTurn(
+        store,
+        Cycle(store, scheduler, store, CountingIds()),
+        Nothing(),
+        effective=lambda: reload.current,
+        clock=store,
+        epoch=lambda: epoch,
+        ids=CountingIds(),
+    )
+    epoch = store.lead("the test", 60_000)
+    with capture_logs() as logged:
+        turn()
+        turn()
+    failures = [one["error"] for one in logged if one["event"] == "plugin.failed"]
+    assert len(failures) == 1
+    assert "no such instant" in failures[0]
 
 
 def test_the_default_queue_is_made_once_and_never_replaced(store: RedisStore) -> None:

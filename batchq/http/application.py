@@ -96,8 +96,9 @@ THREADS = 16
 LONGEST_BODY_S = 30.0
 #: Threads that keep tokens, roles and what is known of pods and agents up to date.
 _KEEPING_THREADS = 3
-#: Threads that look accounts up: the directory behind them may be far away, and slow.
-_DIRECTORY_THREADS = 4
+#: Threads that look accounts up by name, and as many by number, as for the callers on the socket:
+#: the directory behind them may be far away, and slow.
+_DIRECTORY_THREADS = 16
 #: Pods that were not known a moment ago and are looked up at the same time.
 MOST_UNKNOWN_PODS = 2
 #: How long a pod is known after a request with its valid token.
@@ -158,7 +159,8 @@ class ApiApplication:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="api")
         # Slow requests must not delay a revocation, nor slow accounts other requests.
         self._keeping = ThreadPoolExecutor(_KEEPING_THREADS, thread_name_prefix="api-keeping")
-        self._directory = ThreadPoolExecutor(_DIRECTORY_THREADS, thread_name_prefix="api-accounts")
+        self._by_name = ThreadPoolExecutor(_DIRECTORY_THREADS, thread_name_prefix="api-names")
+        self._by_uid = ThreadPoolExecutor(_DIRECTORY_THREADS, thread_name_prefix="api-uids")
         self._own = threading.local()
         self._delegates: list[Delegate] = []
         self._queues = RecentQueues()
@@ -212,7 +214,7 @@ class ApiApplication:
             keeper.cancel()
         for feed in self._feeds.values():
             await feed.stop()
-        for pool in (self._pool, self._keeping, self._directory):
+        for pool in (self._pool, self._keeping, self._by_name, self._by_uid):
             await asyncio.get_running_loop().run_in_executor(None, pool.shutdown)
         for delegate in self._delegates:
             delegate.close()
@@ -336,7 +338,8 @@ class ApiApplication:
         lookup = self._lookups.get(who)
         if lookup is None:
             loop = asyncio.get_running_loop()
-            lookup = loop.run_in_executor(self._directory, account_of, who)
+            threads = self._by_uid if isinstance(who, int) else self._by_name
+            lookup = loop.run_in_executor(threads, account_of, who)
             self._lookups[who] = lookup
             lookup.add_done_callback(partial(self._note_account, who))
         return await asyncio.shield(lookup)

@@ -366,10 +366,11 @@ def test_a_slow_directory_of_accounts_delays_no_other_caller(
 
 
 class Directory:
-    """Looks accounts up, and keeps who asks for the account 4321 waiting."""
+    """Looks accounts up, and keeps who asks for a name, or for the account 4321, waiting."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
+        self.named: list[str] = []
         self.go_on = threading.Event()
 
     def getpwuid(self, uid: int) -> object:
@@ -378,11 +379,17 @@ class Directory:
             self.go_on.wait(60)
         raise KeyError
 
+    def getpwnam(self, name: str) -> object:
+        self.named.append(name)
+        self.go_on.wait(60)
+        raise KeyError
+
 
 @pytest.fixture
 def directory(monkeypatch: pytest.MonkeyPatch) -> Directory:
     made = Directory()
     monkeypatch.setattr(identities.pwd, "getpwuid", made.getpwuid)
+    monkeypatch.setattr(identities.pwd, "getpwnam", made.getpwnam)
     return made
 
 
@@ -415,6 +422,22 @@ def test_an_account_that_has_begun_to_run_pods_while_it_was_looked_up_is_refused
 @pytest.mark.parametrize("name", ["a\0b", "a\udc00b\ud800", ""])
 def test_a_name_that_no_account_can_have_is_no_account(name: str) -> None:
     assert account_of(name) == MachineAccount(name, None)
+
+
+def test_many_slow_names_delay_no_caller_on_the_socket(prefix: str, directory: Directory) -> None:
+    application = an_application(AgentAccounts(prefix=prefix))
+
+    async def come() -> None:
+        slow = [asyncio.create_task(application._account(f"ldap{one}")) for one in range(40)]
+        while not directory.named:
+            await asyncio.sleep(0.01)
+        assert (await application._peer(SocketPeer(1234, 1))).user == "uid-1234"
+        assert not any(one.done() for one in slow)
+        directory.go_on.set()
+        assert (await asyncio.gather(*slow))[39] == MachineAccount("ldap39", None)
+        await application.close()
+
+    asyncio.run(come())
 
 
 def test_a_slow_account_is_looked_up_once_for_all_and_delays_no_other(

@@ -14,7 +14,7 @@ from batchq import errors
 from batchq.api.lifecycle import POD_GROUP_MOVES, POD_MOVES, allowed
 from batchq.http.route_table import ROUTES, right_of
 from tests.tidy.command_lines import accept, commands_in, shell_lines, simple_commands
-from tests.tidy.source import ROOT, files, parsed, place
+from tests.tidy.source import ROOT, files, parsed, place, python_files
 
 README = ROOT / "README.md"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *files(("docs", "conf", "actions", "batchq"), ".md")]
@@ -133,6 +133,25 @@ def module(name: str) -> Path | None:
     """Return a module that a page names, from the root of the repository or of the core."""
     found = (folder / name for folder in (ROOT, ROOT / "batchq" / "core"))
     return next((path for path in found if path.exists()), None)
+
+
+def test_the_table_of_caches_names_attributes_that_exist() -> None:
+    text = (ROOT / "batchq" / "core" / "cache" / "README.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`[^|]+)", text, re.MULTILINE)
+    named = {pair for cell in cells for pair in re.findall(r"([A-Z]\w+)\.(\w+)", cell)}
+    assert len(named) >= 10
+    classes = {
+        node.name: ast.unparse(node)
+        for path in python_files(("batchq", "actions"))
+        for node in parsed(path).body
+        if isinstance(node, ast.ClassDef)
+    }
+    absent = [
+        f"{owner}.{name}"
+        for owner, name in sorted(named)
+        if not re.search(rf"\b{name}\b", classes.get(owner, ""))
+    ]
+    assert absent == [], "Caches that no longer exist are in the table."
 
 
 def test_each_question_of_a_newcomer_has_an_answer_on_a_page_that_the_readme_links() -> None:

@@ -246,12 +246,14 @@ def test_a_plugin_whose_clock_fails_is_logged_in_the_turn_that_asks_it(store: Re
         ids=CountingIds(),
     )
     epoch = store.lead("the test", 60_000)
-    with capture_logs() as logged:
-        turn()
-        turn()
-    failures = [one["error"] for one in logged if one["event"] == "plugin.failed"]
-    assert len(failures) == 1
-    assert "no such instant" in failures[0]
+    failures = []
+    for _ in range(2):
+        with capture_logs() as logged:
+            turn()
+        failures.append([one["error"] for one in logged if one["event"] == "plugin.failed"])
+    [[failure], again] = failures
+    assert "no such instant" in failure
+    assert again == []
 
 
 def test_the_default_queue_is_made_once_and_never_replaced(store: RedisStore) -> None:

@@ -55,15 +55,21 @@ def as_other_user(command: Sequence[str], stdin: str) -> subprocess.CompletedPro
 
 
 @pytest.fixture
-def machine() -> Iterator[Machine]:
-    """A machine whose processes have their own command lines, in which passwords might show."""
-    with Machine(commands=subprocess.Popen, programs=subprocess.Popen) as made:
-        yield made
+def shared(machine: Machine) -> Iterator[Machine]:
+    """A machine whose home is in a folder that others may enter."""
+    yield from _opened(machine)
 
 
 @pytest.fixture
-def shared(machine: Machine) -> Iterator[Machine]:
-    """A machine whose home is in a folder that others may enter."""
+def shared_by_programs() -> Iterator[Machine]:
+    """Likewise, and its processes have command lines of their own, in which passwords might
+    show.
+    """
+    with Machine(commands=subprocess.Popen, programs=subprocess.Popen) as machine:
+        yield from _opened(machine)
+
+
+def _opened(machine: Machine) -> Iterator[Machine]:
     if os.getuid() != 0:
         pytest.skip("only root can become another user: run these tests as root")
     machine.root.chmod(0o755)
@@ -147,18 +153,24 @@ def test_no_other_user_can_open_the_sockets_of_server_and_api(shared: Machine) -
     assert attack(shared, pids, []) == [f"I am {OTHER_USER}", f"listed {shared.home.root}"]
 
 
-def test_a_port_is_useless_without_the_password(shared: Machine) -> None:
+def test_a_port_is_useless_without_the_password(shared_by_programs: Machine) -> None:
     port = free_port()
-    output = up_with_a_pod(shared, "--port", str(port))
-    pids = pids_of(shared)
-    assert f"127.0.0.1:{port} too, and asks for the password in {shared.home.password}" in output
-    assert doors_of(pids) == ({("127.0.0.1", port)}, {str(shared.home.socket)})
-    assert attack(shared, pids, [port]) == [f"I am {OTHER_USER}", f"listed {shared.home.root}"]
-    with Client(default_url(shared.home)) as client:
+    output = up_with_a_pod(shared_by_programs, "--port", str(port))
+    pids = pids_of(shared_by_programs)
+    assert (
+        f"127.0.0.1:{port} too, and asks for the password in {shared_by_programs.home.password}"
+        in output
+    )
+    assert doors_of(pids) == ({("127.0.0.1", port)}, {str(shared_by_programs.home.socket)})
+    assert attack(shared_by_programs, pids, [port]) == [
+        f"I am {OTHER_USER}",
+        f"listed {shared_by_programs.home.root}",
+    ]
+    with Client(default_url(shared_by_programs.home)) as client:
         assert [one.metadata.name for one in client.list("PodGroup")] == ["mine"]
         assert str(group(client, "mine").status.phase) == "Running"
-    assert shared.home.password.stat().st_mode & 0o777 == 0o600
-    password = read_password(shared.home)
+    assert shared_by_programs.home.password.stat().st_mode & 0o777 == 0o600
+    password = read_password(shared_by_programs.home)
     assert len(password) == 64
     assert password not in output
     assert not [pid for pid in pids if password in " ".join(psutil.Process(pid).cmdline())]

@@ -157,7 +157,7 @@ THIRD_PARTY: dict[str, tuple[Plugin, ...]] = {
 def test_plugins_without_guarantees_decide_the_same_for_classes_and_for_single_groups(
     case: str,
 ) -> None:
-    for seed in sample((0, 1, 31, 51), 2):
+    for seed in sample((0, 51, 1, 31), 2):
         world, plugins = described(seed), THIRD_PARTY[case]
         result = _told(world, *plugins)
         assert result == _told(world, *plugins, carried=Forgetful), f"seed {seed}"

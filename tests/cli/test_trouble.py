@@ -16,6 +16,7 @@ from batchq import errors
 from batchq.cli.output.terminal import Interrupted, on_interrupt, trouble_of, wants_json
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage
+from tests.harness import fork_server
 from tests.harness.server import Server
 
 
@@ -106,7 +107,7 @@ def test_ctrl_c_reports_what_keeps_running() -> None:
 
 def start(server: Server, *words: str, **more: object) -> subprocess.Popen[str]:
     """Start a real `batchq`, which can be interrupted and whose pipes can be closed."""
-    return subprocess.Popen(
+    return fork_server.Process(
         [sys.executable, "-m", "batchq.cli", *words],
         env={**os.environ, "BATCHQ_REDIS_URL": server.url, "PYTHONUNBUFFERED": "1"},
         stderr=subprocess.PIPE,

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 from batchq.client import Client
 from tests.e2e.machine import Machine, until
+from tests.harness import fork_server
 from tests.harness.guarded import NODES, GuardedServer
 
 
@@ -16,11 +17,13 @@ class GuardedStack:
     Commands run as the operator unless they name another user.
     """
 
-    def __init__(self, server: GuardedServer | None = None) -> None:
-        self.server = server or GuardedServer("--appendonly", "yes")
+    def __init__(self, *, programs: type[subprocess.Popen[str]] = fork_server.Process) -> None:
+        """`programs`: a `subprocess.Popen` for tests that look for passwords in command lines and
+        environments.
+        """
+        self.server = GuardedServer("--appendonly", "yes")
         self.server.start()
-        # Tests look for passwords in their command lines and environments.
-        self.machine = Machine(url=self.server.url_of("operator"), programs=subprocess.Popen)
+        self.machine = Machine(url=self.server.url_of("operator"), programs=programs)
         self.schedulers: list[subprocess.Popen[str]] = []
         self.agents: dict[str, subprocess.Popen[str]] = {}
 

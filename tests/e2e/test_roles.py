@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,7 +50,7 @@ SLEEPER = "while true; do sleep 0.2; done"
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[GuardedStack]:
-    with GuardedStack() as stack:
+    with GuardedStack(programs=subprocess.Popen) as stack:
         yield stack
 
 

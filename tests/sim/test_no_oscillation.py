@@ -1,6 +1,6 @@
 """A long time with pods that end and are replaced: queues become even once, and stay even.
 
-It is an hour of virtual time in a thorough run, and 20 minutes in others. The first convergence
+It is an hour of virtual time in a thorough run, and a quarter of one in others. The first convergence
 needs as many evictions as pods have to move; from then on a queue gets its share when pods end.
 """
 
@@ -12,7 +12,7 @@ from tests.effort import usually
 from tests.sim.worlds import Manifest, evicted, group, node, outcome, priority, taker, timeline
 
 HOUR_S = 3600
-LONG_S = usually(1200, HOUR_S)
+LONG_S = usually(1000, HOUR_S)
 
 
 def an_array(name: str, of: str, runtime: str = "47s", cpu: int = 1, memory: int = 0) -> Manifest:

@@ -235,7 +235,7 @@ OF_GROUPS = [
         max_size=5,
     ),
 )
-@settings(max_examples=usually(60, 200), deadline=None)
+@settings(max_examples=usually(30, 200), deadline=None)
 def test_no_sequence_of_grants_and_members_adds_a_right_to_the_one_who_makes_it(
     given_roles: list[Binding],
     members: dict[str, set[str]],

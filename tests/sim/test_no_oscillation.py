@@ -1,7 +1,8 @@
 """A long time with pods that end and are replaced: queues become even once, and stay even.
 
-It is an hour of virtual time in a thorough run, and a quarter of one in others. The first convergence
-needs as many evictions as pods have to move; from then on a queue gets its share when pods end.
+It is an hour of virtual time in a thorough run, and some 17 minutes in others. The first
+convergence needs as many evictions as pods have to move; from then on a queue gets its share when
+pods end.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Alive:
         """Record that the node is alive now, and has reported everything to the server with run id
         `run`, unless it is empty.
         """
-        self._write(node, {_BEAT: self._now_ms()}, run=run)
+        self._write(node, self._now_ms(), [_BEAT], run=run)
 
     def renew(self, node: str, pod: str, attempt: int, fence: str, lease_ms: int) -> Renewal:
         """Renew the lease of an attempt; return whether the attempt is to go on."""
@@ -86,7 +86,8 @@ class Alive:
         until = self._now_ms() + lease_ms
         heads = self._write(
             node,
-            {attempt.id.encode(): until for attempt, _ in attempts},
+            until,
+            [attempt.id for attempt, _ in attempts],
             pods=[attempt.pod for attempt, _ in attempts],
         )
         return _renewals(heads, attempts)
@@ -189,21 +190,21 @@ class Alive:
     def _write(
         self,
         node: str,
-        instants: Mapping[bytes, int],
+        instant: int,
+        fields: Sequence[str | bytes],
         *,
         run: str = "",
         pods: Sequence[str] = (),
     ) -> list[bytes | None]:
-        """Record instants, and `run` unless it is empty; return the heads of `pods`."""
+        """Record an instant in fields, and `run` unless it is empty; return the heads of `pods`."""
         key = keys.alive(node)
 
         def written(client: Any, add_call: AddCall | None = None) -> list[bytes | None]:
             pipeline = client.pipeline(transaction=True)
             if add_call is not None:
-                pairs = [part for pair in instants.items() for part in pair]
-                add_call(pipeline, scripts.RAISE, (key,), (keys.ALIVE_TTL_S, *pairs))
+                add_call(pipeline, scripts.RAISE, (key,), (keys.ALIVE_TTL_S, instant, *fields))
             else:
-                pipeline.hset(key, mapping=dict(instants))
+                pipeline.hset(key, mapping=dict.fromkeys(fields, instant))
                 pipeline.expire(key, keys.ALIVE_TTL_S)
             if run:
                 pipeline.hset(key, _RUN, run)

@@ -668,10 +668,11 @@ class Attempts:
             keys.ALIVE_TTL_S,
             keys.REPORTS_TTL_S,
             LEADER_NOTIFICATIONS_KEPT,
+            self._node,
+            until,
+            *(claim.subject for claim, _ in claims),
+            *(encode(claim) for claim, _ in claims),
         ]
-        arguments.append(self._node)
-        for claim, _ in claims:
-            arguments += (claim.subject, until, encode(claim))
 
         def asked(client: Any, add_call: AddCall) -> tuple[list[bytes | None], list[bytes | None]]:
             pipeline = client.pipeline(transaction=True)

@@ -6,6 +6,7 @@ import redis
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import PodAttempt
+from batchq.store import keys
 from batchq.store.liveness import leases_of
 from batchq.store.redis import LOG_BYTES_KEPT, RedisStore, Renewal
 from tests.contract.made import gone, node, pod, put, writing
@@ -189,3 +190,37 @@ def test_a_clock_that_was_set_back_is_followed(redis_store: RedisStore, raw: red
     raw.hset("{bq}:alive:n1", "beat", before + 3_600_000)
     redis_store.beat("n1")
     assert before <= redis_store.beats(["n1"])["n1"] < before + 3_600_000
+
+
+def calls_of(raw: redis.Redis, command: str) -> int:
+    return int(raw.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0))
+
+
+def test_the_leases_of_many_pods_are_renewed_by_few_commands(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    attempts = [(PodAttempt(f"u1-1-{number}", 1), "u1 1 1") for number in range(2_500)]
+    redis_store.alive.renew_all("n1", attempts, 30_000)
+    first = leases_of(redis_store.alive.read(["n1"]))
+    raw.hset(keys.alive("n1"), "u1-1-7-1", "9")
+    raw.hset(keys.alive("n1"), "u1-1-2400-1", "soon")
+    wrote = calls_of(raw, "hset"), calls_of(raw, "hmget")
+    redis_store.alive.renew_all("n1", attempts, 60_000)
+    # Three parts are read and written, and the heads of all pods are read.
+    assert (calls_of(raw, "hset"), calls_of(raw, "hmget")) == (wrote[0] + 3, wrote[1] + 4)
+    second = leases_of(redis_store.alive.read(["n1"]))
+    assert second.keys() == first.keys()
+    assert all(second[place] >= first[place] + 30_000 for place in first)
+
+
+def test_a_renewal_of_many_leases_shortens_none_of_them(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    attempts = [(PodAttempt(f"u1-1-{number}", 1), "u1 1 1") for number in range(2_001)]
+    redis_store.alive.renew_all("n1", attempts, 60_000)
+    before = raw.hgetall(keys.alive("n1"))
+    raw.hdel(keys.alive("n1"), "u1-1-2000-1")
+    redis_store.alive.renew_all("n1", attempts, 30_000)
+    after = raw.hgetall(keys.alive("n1"))
+    assert int(after.pop(b"u1-1-2000-1")) < int(before.pop(b"u1-1-2000-1"))
+    assert after == before

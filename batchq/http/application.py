@@ -75,7 +75,6 @@ from batchq.http.identities import (
     parts_of,
     pod_has_ended,
 )
-from batchq.http.openapi import openapi_document
 from batchq.http.problems import (
     PROBLEM_JSON,
     ApiProblem,
@@ -191,7 +190,6 @@ class ApiApplication:
         self._logins = Turns(
             MOST_EXPLANATIONS, MOST_EXPLANATIONS_WAITING, "too many users log in at this moment"
         )
-        self._openapi = openapi_document()
         self._is_ending = False
         self._routes = _by_length(ROUTES)
 
@@ -444,7 +442,6 @@ class ApiApplication:
             id_tokens=self._settings.id_tokens,
             registrar=self._settings.registrar,
             certificate=self._settings.certificate,
-            openapi=lambda: self._openapi,
         )
 
     async def _decided(self, route: ApiRoute, call: ApiCall) -> ApiAnswer | StreamAnswer:

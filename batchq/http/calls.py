@@ -100,7 +100,8 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
     kind: TargetKind = TargetKind.GROUPS
     tier: Tier = Tier.FACTS
     parameters: Sequence[QueryParameter] = ()
-    body: str = ""
+    #: The type of the body, or else the name of its schema in the description of the API.
+    body: type[Struct] | str = ""
     answer: str = ""
     is_open: bool = False
     #: Whether the caller proves who it is with the body.
@@ -133,7 +134,6 @@ class CallContext(Struct, frozen=True, kw_only=True):
     connect: Callable[[], Delegate]
     is_ending: Callable[[], bool]
     why: Callable[[Client, str], object]
-    openapi: Callable[[], object]
     #: Validates the ID tokens of the provider that this API trusts, if there is one.
     id_tokens: IdTokens | None
     #: Makes and removes the users of nodes; None if this API has no registrar.

@@ -2,14 +2,32 @@
 
 A route that is not in this table does not exist. A row without a verb is for every known caller
 (`/v1/me`), or, if it is open, for unknown ones, too (`/livez`).
+
+The description of the API as OpenAPI 3.1 is made from the table.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from batchq import __version__
 from batchq.api.access import TargetKind, Tier, Verb
 from batchq.http.access_endpoints import (
     MOST_AUDITED,
     USUALLY_AUDITED,
+    BindingRequest,
+    InvitationRequest,
+    LoginRequest,
+    MembersRequest,
+    NodeInvitation,
+    NodePassword,
+    NodesInvitation,
+    RotationRequest,
+    TokenRequest,
+    UserGroupRequest,
     change_user_group,
     create_account_token,
     create_token,
@@ -43,6 +61,8 @@ from batchq.http.group_endpoints import (
     MOST_LINES,
     MOST_LISTED,
     USUALLY_LISTED,
+    CommandRequest,
+    FrameRequest,
     cancel_group,
     get_group,
     group_logs,
@@ -56,6 +76,7 @@ from batchq.http.group_endpoints import (
 )
 from batchq.http.object_endpoints import (
     MOST_REQUEST_BYTES,
+    ChangeRequest,
     change_objects,
     cordon_node,
     get_object,
@@ -65,16 +86,21 @@ from batchq.http.object_endpoints import (
     suspend_group,
     uncordon_node,
 )
+from batchq.http.problems import PROBLEM_JSON, ProblemDocument
 from batchq.http.view_endpoints import (
     LONGEST_AGE_MS,
     LONGEST_WAIT_S,
     MOST_EVENTS,
+    GateRequest,
+    PlanRequest,
     await_change,
     group_outcome,
     group_results,
     list_events,
     open_gates,
+    show_live,
     show_metrics,
+    show_ready,
     view_checks,
     view_explanation,
     view_gates,
@@ -87,18 +113,8 @@ from batchq.http.view_endpoints import (
 )
 
 
-def _live(call: ApiCall) -> ApiAnswer:
-    return ApiAnswer(document="ok")
-
-
-def _ready(call: ApiCall) -> ApiAnswer:
-    # The server's time is estimated between two answers; this asks.
-    call.delegate.revision()
-    return ApiAnswer(document="ok")
-
-
 def _openapi(call: ApiCall) -> ApiAnswer:
-    return ApiAnswer(document=call.context.openapi())
+    return ApiAnswer(document=openapi_document())
 
 
 _FILTERS = (
@@ -171,11 +187,11 @@ def _put(kind: str, path: str, target: TargetKind) -> ApiRoute:
 ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         method="GET", path="/livez", name="livez", is_open=True,
-        endpoint=_live,
+        endpoint=show_live,
         about="Whether the API runs.",
     ),
     ApiRoute(
-        method="GET", path="/readyz", name="readyz", is_open=True, endpoint=_ready,
+        method="GET", path="/readyz", name="readyz", is_open=True, endpoint=show_ready,
         about="Whether the API reaches the server.",
     ),
     ApiRoute(
@@ -276,7 +292,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         method="POST", path=f"{_GROUP}/gates", name="openGates", endpoint=open_gates,
-        verb=Verb.UPDATE, body="GateRequest", answer="Changed",
+        verb=Verb.UPDATE, body=GateRequest, answer="Changed",
         about="Open a scheduling gate of a pod group, or all of them.",
     ),
     ApiRoute(
@@ -290,7 +306,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         method="POST", path=f"{_GROUP}/commands", name="runCommand", endpoint=run_command,
-        verb=Verb.EXEC, body="CommandRequest", answer="View",
+        verb=Verb.EXEC, body=CommandRequest, answer="View",
         about="Run a command in a running pod of a group, beside the pod's own.",
     ),
     ApiRoute(
@@ -307,7 +323,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         method="POST", path=f"{_GROUP}/commands/{{session}}", name="writeCommand",
-        endpoint=write_command, verb=Verb.EXEC, body="FrameRequest", answer="View",
+        endpoint=write_command, verb=Verb.EXEC, body=FrameRequest, answer="View",
         about="Send input, signals and acknowledgements to a command in a pod.",
         parameters=(_SESSION_NODE,),
     ),
@@ -346,7 +362,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         method="POST", path="/v1/requests", name="changeObjects", endpoint=change_objects,
-        verb=Verb.UPDATE, body="ChangeRequest", answer="View", most_body_bytes=MOST_REQUEST_BYTES,
+        verb=Verb.UPDATE, body=ChangeRequest, answer="View", most_body_bytes=MOST_REQUEST_BYTES,
         about="Submit, apply or delete several objects: all of them, or none.",
     ),
     *_of_kind("Queue", "queues", TargetKind.QUEUES),
@@ -460,7 +476,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         method="POST", path="/v1/views/plans", name="viewPlan", endpoint=view_plan,
-        verb=Verb.READ, tier=Tier.SPEC, is_explanation=True, body="PlanRequest", answer="View",
+        verb=Verb.READ, tier=Tier.SPEC, is_explanation=True, body=PlanRequest, answer="View",
         most_body_bytes=MOST_REQUEST_BYTES,
         about="Return what the scheduler would decide about new pod groups; nothing is stored.",
     ),
@@ -470,12 +486,12 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         method="POST", path="/v1/tokens", name="createToken", endpoint=create_token,
-        verb=Verb.CREATE, kind=TargetKind.TOKENS, body="TokenRequest",
+        verb=Verb.CREATE, kind=TargetKind.TOKENS, body=TokenRequest,
         about="Create a token of your own. Its text is in this answer only.",
     ),
     ApiRoute(
         method="POST", path="/v1/rotations", name="rotateToken", endpoint=rotate_token,
-        body="RotationRequest",
+        body=RotationRequest,
         about="Replace the token in Authorization by a new one, which is in this answer only.",
     ),
     ApiRoute(
@@ -489,27 +505,27 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         method="POST", path="/v1/login", name="logIn", endpoint=log_in, is_open=True,
-        is_login=True, body="LoginRequest",
+        is_login=True, body=LoginRequest,
         about="Exchange an ID token of that provider, once, for a token of its user.",
     ),
     ApiRoute(
         method="POST", path="/v1/users/{name}/invitations", name="inviteUser",
-        endpoint=invite_user, verb=Verb.CREATE, kind=TargetKind.USERS, body="InvitationRequest",
+        endpoint=invite_user, verb=Verb.CREATE, kind=TargetKind.USERS, body=InvitationRequest,
         about="Invite a user. The text of the invitation is in this answer only.",
     ),
     ApiRoute(
         method="POST", path="/v1/nodes/{name}/invitations", name="inviteNode",
-        endpoint=invite_node, verb=Verb.UPDATE, kind=TargetKind.NODES, body="NodeInvitation",
+        endpoint=invite_node, verb=Verb.UPDATE, kind=TargetKind.NODES, body=NodeInvitation,
         about="Make a token with which the agent of a node joins. Its text is in this answer only.",
     ),
     ApiRoute(
         method="POST", path="/v1/node-invitations", name="inviteNodes", endpoint=invite_nodes,
-        verb=Verb.UPDATE, kind=TargetKind.NODES, body="NodesInvitation",
+        verb=Verb.UPDATE, kind=TargetKind.NODES, body=NodesInvitation,
         about="Make a token with which agents of new nodes join, whose names have a pattern.",
     ),
     ApiRoute(
         method="PUT", path="/v1/nodes/{name}/user", name="joinNode", endpoint=join_node,
-        credential="join", body="NodePassword",
+        credential="join", body=NodePassword,
         about="Make the node's user of the Redis server, once, with the join token in"
         " Authorization.",
     ),
@@ -521,7 +537,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         method="POST", path="/v1/tokens/{id}/rotations", name="rotateNamedToken",
         endpoint=rotate_named_token, verb=Verb.CREATE, kind=TargetKind.TOKENS,
-        body="RotationRequest",
+        body=RotationRequest,
         about="Replace a token of one's own, on the socket, or of a service account.",
     ),
     ApiRoute(
@@ -533,7 +549,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         verb=Verb.READ, kind=TargetKind.BINDINGS, about="List the roles that were given.",
     ),
     ApiRoute(
-        method="POST", path="/v1/bindings", name="grant", endpoint=grant, body="BindingRequest",
+        method="POST", path="/v1/bindings", name="grant", endpoint=grant, body=BindingRequest,
         verb=Verb.CREATE, kind=TargetKind.BINDINGS,
         about="Give a role to a user, a group or a service account.",
     ),
@@ -571,7 +587,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         method="POST", path="/v1/namespaces/{namespace}/service-accounts/{name}/tokens",
         name="createServiceAccountToken", endpoint=create_account_token,
-        verb=Verb.CREATE, kind=TargetKind.SERVICE_ACCOUNTS, body="TokenRequest",
+        verb=Verb.CREATE, kind=TargetKind.SERVICE_ACCOUNTS, body=TokenRequest,
         about="Create a token of a service account. Its text is in this answer only.",
     ),
     ApiRoute(
@@ -587,13 +603,13 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         method="POST", path="/v1/user-groups", name="createUserGroup", endpoint=create_user_group,
-        verb=Verb.CREATE, kind=TargetKind.USER_GROUPS, body="UserGroupRequest",
+        verb=Verb.CREATE, kind=TargetKind.USER_GROUPS, body=UserGroupRequest,
         about="Create a local group of users.",
     ),
     ApiRoute(
         method="POST", path="/v1/user-groups/{name}/members", name="changeUserGroup",
         endpoint=change_user_group, verb=Verb.UPDATE, kind=TargetKind.USER_GROUPS,
-        body="MembersRequest", about="Add members to a local group, and remove others.",
+        body=MembersRequest, about="Add members to a local group, and remove others.",
     ),
     ApiRoute(
         method="DELETE", path="/v1/user-groups/{name}", name="deleteUserGroup",
@@ -617,3 +633,154 @@ def right_of(route: ApiRoute) -> str:
     """Return the right that a route needs, in words: `read the output of groups`."""
     is_tiered = route.verb is Verb.READ and route.kind is TargetKind.GROUPS
     return f"{route.verb} the {route.tier} of groups" if is_tiered else f"{route.verb} {route.kind}"
+
+
+#: A manifest, as docs/submitting.md describes it; the server checks it field by field.
+_MANIFEST: dict[str, Any] = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata"],
+    "properties": {
+        "apiVersion": {"const": "batchq/v1"},
+        "kind": {"const": "PodGroup"},
+        "metadata": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string"},
+                "namespace": {"type": "string"},
+                "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+                "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
+            },
+        },
+        "spec": {"type": "object"},
+        "status": {"type": "object"},
+    },
+    "additionalProperties": False,
+}
+_SCHEMAS: dict[str, Any] = {
+    "PodGroup": _MANIFEST,
+    "PodGroupList": {
+        "type": "object",
+        "properties": {
+            "apiVersion": {"const": "batchq/v1"},
+            "kind": {"const": "PodGroupList"},
+            "revision": {"type": "integer"},
+            "continue": {"type": "string"},
+            "items": {"type": "array", "items": {"$ref": "#/components/schemas/PodGroup"}},
+            "unreadable": {"type": "array", "items": {"type": "object"}},
+        },
+    },
+    "Reason": {
+        "type": "object",
+        "properties": {"reason": {"type": "string"}},
+        "additionalProperties": False,
+    },
+    "Explanation": {"type": "object"},
+    "Object": {**_MANIFEST, "properties": {**_MANIFEST["properties"], "kind": {"type": "string"}}},
+    "ObjectList": {
+        "type": "object",
+        "properties": {
+            "apiVersion": {"const": "batchq/v1"},
+            "kind": {"type": "string"},
+            "revision": {"type": "integer"},
+            "continue": {"type": "string"},
+            "items": {"type": "array", "items": {"$ref": "#/components/schemas/Object"}},
+            "unreadable": {"type": "array", "items": {"type": "object"}},
+        },
+    },
+    "Changed": {"type": "object", "properties": {"changed": {"type": "boolean"}}},
+    # Fields of the Python client's objects, which grow with it.
+    "View": {},
+}
+_STREAMED = {
+    "PodGroupList": ("text/event-stream", "application/x-ndjson"),
+    "ObjectList": ("text/event-stream", "application/x-ndjson"),
+}
+_LINES = ("text/plain", "application/x-ndjson", "text/event-stream")
+
+
+@cache
+def openapi_document() -> dict[str, Any]:
+    """Return the description of all routes, as OpenAPI 3.1."""
+    bodies = [one.body for one in ROUTES if not isinstance(one.body, str)]
+    _, components = msgspec.json.schema_components(
+        [ProblemDocument, *dict.fromkeys(bodies)],
+        ref_template="#/components/schemas/{name}",
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "batchq", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": {**_SCHEMAS, **components},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}],
+    }
+
+
+def _operation(route: ApiRoute) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.about,
+        "parameters": [*_path_parameters(route), *(_parameter(one) for one in route.parameters)],
+        "responses": _responses(route),
+    }
+    if route.is_open:
+        operation["security"] = []
+    if route.verb is not None:
+        operation["x-batchq-right"] = right_of(route)
+    if route.body:
+        name = route.body if isinstance(route.body, str) else route.body.__name__
+        schema = {"$ref": f"#/components/schemas/{name}"}
+        operation["requestBody"] = {"content": {route.takes: {"schema": schema}}}
+    return operation
+
+
+def _path_parameters(route: ApiRoute) -> list[dict[str, Any]]:
+    names = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in names
+    ]
+
+
+def _parameter(parameter: QueryParameter) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": parameter.type}
+    if parameter.most is not None:
+        schema |= {"minimum": 0, "maximum": parameter.most}
+    return {
+        "name": parameter.name,
+        "in": "query",
+        "description": parameter.about,
+        "schema": schema,
+    }
+
+
+def _responses(route: ApiRoute) -> dict[str, Any]:
+    if route.answer == "Frames":
+        content = {NDJSON: {"schema": {"type": "string"}}}
+    elif route.answer == "Text":
+        content = {"text/plain": {"schema": {"type": "string"}}}
+    elif route.answer == "Lines":
+        content = {form: {"schema": {"type": "string"}} for form in _LINES}
+    else:
+        reference = f"#/components/schemas/{route.answer}"
+        schema = {"$ref": reference} if route.answer in _SCHEMAS else {}
+        content = {"application/json": {"schema": schema}}
+        content |= {
+            form: {"schema": {"type": "string"}} for form in _STREAMED.get(route.answer, ())
+        }
+    problem = {"$ref": "#/components/schemas/ProblemDocument"}
+    return {
+        "200": {"description": "The answer.", "content": content},
+        **(
+            {"201": {"description": "It is new.", "content": content}}
+            if route.verb is Verb.CREATE
+            else {}
+        ),
+        "default": {"description": "A problem.", "content": {PROBLEM_JSON: {"schema": problem}}},
+    }

@@ -444,6 +444,18 @@ def group_results(call: ApiCall) -> ApiAnswer:
 _Samples: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 
 
+def show_live(call: ApiCall) -> ApiAnswer:
+    """Answer that this process serves requests."""
+    return ApiAnswer(document="ok")
+
+
+def show_ready(call: ApiCall) -> ApiAnswer:
+    """Answer that the server can be reached."""
+    # The server's time is estimated between two answers; this asks.
+    call.delegate.revision()
+    return ApiAnswer(document="ok")
+
+
 def show_metrics(call: ApiCall) -> ApiAnswer:
     """Return metrics in Prometheus' text format."""
     call.require("")

@@ -7,8 +7,7 @@ import re
 
 import jsonschema
 
-from batchq.http.openapi import openapi_document
-from batchq.http.route_table import ROUTES
+from batchq.http.route_table import ROUTES, openapi_document
 from tests.http.api_process import Caller
 from tests.http.manifests import groups_of, manifest
 from tests.tidy.source import ROOT

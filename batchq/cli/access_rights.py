@@ -472,7 +472,7 @@ def _own_tokens(api: ApiCredentials, user: str) -> str:
     me = asked_of_api(api, "GET", "/v1/me")["user"]
     if user != me:
         raise UsageError(
-            f"over the API, no one creates a token of another user, and you are {me}",
+            f"over the API, you cannot create a token of another user: you are {me}",
             hint=f"`batchq token invite {user}` lets user {user} log in",
         )
     return "/v1/tokens"

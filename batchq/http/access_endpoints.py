@@ -181,7 +181,7 @@ def rotate_named_token(call: ApiCall) -> ApiAnswer:
     if not decision.allowed:
         raise forbidden(decision.because)
     if call.identity.by is not None:
-        raise forbidden("no one rotates tokens in the name of another")
+        raise forbidden("tokens are not rotated in the name of another user")
     if namespace_of_account(record.owner):
         _check_made_by(call, record.scope.verbs)
     elif call.identity.via != "socket":

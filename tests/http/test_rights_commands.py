@@ -118,7 +118,7 @@ def test_a_token_of_another_user_is_an_invitation_over_the_api() -> None:
     assert (refused.code, refused.err.splitlines()) == (
         2,
         [
-            f"error: over the API, no one creates a token of another user, and you are {OPERATOR}",
+            f"error: over the API, you cannot create a token of another user: you are {OPERATOR}",
             "hint: `batchq token invite alice` lets user alice log in",
         ],
     )

@@ -10,11 +10,11 @@ failed.
 
 The keeper of a pull is a fork of the agent that starts the runtime, and ends what it leaves. A
 runtime may start processes that are to outlive it, and the account's own configuration may name
-programs for it to run. The keeper adopts whatever loses its parent below it, and is in a cgroup of
-its own where pods are contained by cgroups. It ends after everything else has ended, as the runtime
-has: so an image that was pulled was pulled by nothing that still runs. When the agent ends, however
-that happens, the kernel has the keeper end everything at once. If the keeper itself is killed, the
-agent adopts what is left and ends it, or else the next agent does.
+programs for it to run. The keeper adopts each process below it that loses its parent, and is in a
+cgroup of its own where pods are contained by cgroups. It ends after all of these processes, so
+nothing of a pull runs once the pull has ended. When the agent ends, however that happens, the
+kernel has the keeper end everything at once. If the keeper itself is killed, the agent adopts what
+is left and ends it, or else the next agent does.
 
 A PID namespace would not do: rootless podman notes the pid of a process that it leaves on purpose,
 for its next call to join, and must find it by that pid. That process is ended, too; podman starts

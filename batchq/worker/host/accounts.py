@@ -5,8 +5,8 @@ Only an agent that was started as root, with `--run-as owner`, changes accounts.
 owner of a group only if the HTTP API has signed the group (`batchq.api.access`), because a user of
 the Redis server can write any owner.
 
-The agent listens on an abstract unix socket of a random name, and answers no one. The kernel says
-which account listens there, which no one can forge: see `batchq/http/identities.py`.
+The agent listens on an abstract unix socket of a random name, and answers nothing. The kernel says
+which account listens there, and no process can forge that: see `batchq/http/identities.py`.
 """
 
 from __future__ import annotations

@@ -76,6 +76,11 @@ LONGEST_KNOWN_S = 1.0
 _ANSWERS_WITHIN_S = 10.0
 
 
+def _renamed(draft: Draft, suffix: str) -> Draft:
+    metadata = structs.replace(draft.group.metadata, name=default_name(draft.program, suffix))
+    return structs.replace(draft, group=structs.replace(draft.group, metadata=metadata))
+
+
 class _Item:
     """One request on its way. `level` is the number of waves of its batch that go before it."""
 
@@ -99,11 +104,7 @@ class _Item:
     def rename(self, suffix: str) -> None:
         """Generate another name after a generated one turned out to be taken."""
         assert isinstance(self.draft, Draft)
-        name = default_name(self.draft.program, suffix)
-        metadata = structs.replace(self.group.metadata, name=name)
-        self.draft = structs.replace(
-            self.draft, group=structs.replace(self.group, metadata=metadata)
-        )
+        self.draft = _renamed(self.draft, suffix)
 
 
 class _Batch:
@@ -520,7 +521,7 @@ _NAMES_TRIED = 16
 
 
 class _Row(Struct, frozen=True):
-    """The answer to one line; `code` and what follows is the problem of a refused one."""
+    """The API's answer to one line; `code` and what follows is the problem of a refused one."""
 
     effect: str
     uid: str = ""
@@ -530,7 +531,7 @@ class _Row(Struct, frozen=True):
 
 
 class _Line:
-    """One request on its way."""
+    """One request on its way over the HTTP API."""
 
     __slots__ = ("draft", "outcome", "place", "tries")
 
@@ -546,12 +547,9 @@ class _Line:
         return self.draft.group
 
     def rename(self, suffix: str) -> None:
+        """Generate another name after a generated one turned out to be taken."""
         assert self.draft is not None
-        metadata = structs.replace(
-            self.group.metadata, name=default_name(self.draft.program, suffix)
-        )
-        group = structs.replace(self.group, metadata=metadata)
-        self.draft = structs.replace(self.draft, group=group)
+        self.draft = _renamed(self.draft, suffix)
 
 
 class ApiSubmission(Iterator[Outcome]):

@@ -8,7 +8,7 @@ NumPy costs a process 0.1 s and 15 MB, so only sessions with many nodes import t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,6 @@ from batchq.core.placement.node_order import Judge
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.specs import TaskShape
-
-if TYPE_CHECKING:
-    pass
-
 
 Column: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]

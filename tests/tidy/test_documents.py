@@ -136,7 +136,7 @@ def module(name: str) -> Path | None:
 
 
 def test_the_table_of_caches_names_attributes_that_exist() -> None:
-    text = (ROOT / "batchq" / "core" / "cache" / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "batchq" / "core" / "caches.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`[^|]+)", text, re.MULTILINE)
     named = {pair for cell in cells for pair in re.findall(r"([A-Z]\w+)\.(\w+)", cell)}
     assert len(named) >= 10

@@ -24,7 +24,7 @@ from batchq import __version__
 from batchq.errors import StoreUnavailable
 from batchq.paths import URL_VARIABLE, is_own_server
 from batchq.store import urls
-from batchq.store.direct import DirectClient
+from batchq.store.direct import DirectClient, forget_idle
 from batchq.store.keys import ACCESS, REVISION, SCHEDULERS
 from batchq.store.outage import Patience
 from batchq.store.records import whole
@@ -492,6 +492,7 @@ class Link:
             return self.waits_for_mending
         if self._through_sentinels and _word_of(error) in _DEMOTED:
             # The command was not executed; the next connection asks which server is primary now.
+            forget_idle(client)
             client.connection_pool.disconnect(inuse_connections=False)
             return True
         return False

@@ -25,6 +25,7 @@ from batchq.api.node_report import PodAttempt, subject_of_pod
 from batchq.api.objects import Unreadable
 from batchq.core.session.snapshot import ContactStanding
 from batchq.store import keys, scripts
+from batchq.store.direct import forget_idle
 from batchq.store.link import OTHER_TYPE, AddCall, Link, answers_of
 from batchq.store.records import head_of, name_of, whole
 
@@ -510,6 +511,8 @@ def _listener(client: redis.Redis) -> int | None:
 @contextmanager
 def _connected(client: redis.Redis) -> Iterator[socket.socket]:
     pool = client.connection_pool
+    # A connection of its own would be a new one.
+    forget_idle(client)
     connection: Any = pool.get_connection()
     try:
         # redis-py has no public name for it.

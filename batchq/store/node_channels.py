@@ -30,6 +30,7 @@ from batchq.api.resources import ONE_POD, PODS
 from batchq.api.transaction import Delivery, node_scope
 from batchq.errors import StoreUnavailable
 from batchq.store import keys, records, scripts
+from batchq.store.direct import forget_idle
 from batchq.store.link import (
     ANSWER_TIMEOUT_S,
     LONGEST_BLOCK_MS,
@@ -535,6 +536,7 @@ class WakeUpChannel:
             return self._last_id
         finally:
             with suppress(broken.RedisError, OSError):
+                forget_idle(self._client)
                 self._connection = pool.get_connection()
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from redis.client import Pipeline
 from redis.retry import Retry
 
 from batchq.store import keys
+from batchq.store.direct import DirectPipeline
 from batchq.store.link import (
     ANSWER_TIMEOUT_S,
     FIRST_DELAY_S,
@@ -84,7 +85,7 @@ class RqConnection(redis.Redis):
         return _RqPipeline(self, transaction, shard_hint)
 
 
-class _RqPipeline(Pipeline):
+class _RqPipeline(DirectPipeline):
     def __init__(self, of: RqConnection, transaction: bool, shard_hint: Any) -> None:
         super().__init__(of.connection_pool, of.response_callbacks, transaction, shard_hint)
         self._of = of

@@ -18,7 +18,7 @@ from redis.retry import Retry
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.errors import InvalidInput, StoreUnavailable
 from batchq.paths import Home, default_url
-from batchq.store.direct import DirectPipeline
+from batchq.store import direct
 from batchq.store.link import Link, check_info, close_client, new_client
 from batchq.store.redis import RedisStore, open_store
 from batchq.store.rq_link import rq_connection
@@ -310,8 +310,9 @@ def test_a_server_that_repeats_a_password_is_not_quoted(secret: str) -> None:
     assert shown == "(not repeated: the user or the password of the URL is in it)"
 
 
+@pytest.mark.parametrize("transaction", [False, True])
 def test_an_interrupted_pipeline_leaves_no_answer_for_the_next_command(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch, transaction: bool
 ) -> None:
     client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
     client.set("other", "3")
@@ -319,11 +320,11 @@ def test_an_interrupted_pipeline_leaves_no_answer_for_the_next_command(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    pipeline = client.pipeline(transaction=False)
+    pipeline = client.pipeline(transaction=transaction)
     # Its answer comes after the next command was sent, so that the pool cannot see it before.
     pipeline.blpop(["nothing"], timeout=0.2)
     with monkeypatch.context() as patched:
-        patched.setattr(DirectPipeline, "parse_response", interrupt)
+        patched.setattr(direct, "read_answer", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pipeline.execute()
     assert client.get("other") == b"3"
@@ -331,10 +332,13 @@ def test_an_interrupted_pipeline_leaves_no_answer_for_the_next_command(
     close_client(client)
 
 
-def test_each_command_of_a_pipeline_has_its_own_answer_or_error(server: Server) -> None:
+@pytest.mark.parametrize("transaction", [False, True])
+def test_each_command_of_a_pipeline_has_its_own_answer_or_error(
+    server: Server, transaction: bool
+) -> None:
     client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
     client.set("text", "1")
-    pipeline = client.pipeline(transaction=False)
+    pipeline = client.pipeline(transaction=transaction)
     for _ in range(2):
         pipeline.hget("text", "field")
         pipeline.get("text")
@@ -361,4 +365,58 @@ def test_a_word_that_is_neither_text_nor_a_number_is_an_error_of_the_client(
         client.set("a", None)  # type: ignore[arg-type]
     client.set("a", 1.5)
     assert client.get("a") == b"1.5"
+    close_client(client)
+
+
+def test_a_refused_command_of_a_transaction_is_reported_as_the_server_says_it(
+    server: Server,
+) -> None:
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    pipeline = client.pipeline(transaction=True)
+    pipeline.set("text", "1")
+    pipeline.execute_command("HGET", "text")  # type: ignore[no-untyped-call]
+    with pytest.raises(redis.ResponseError, match="wrong number of arguments"):
+        pipeline.execute(raise_on_error=False)
+    assert client.get("text") is None
+    close_client(client)
+
+
+def test_the_answers_of_a_pipeline_are_those_of_single_commands(server: Server) -> None:
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    client.hset("hash", mapping={"a": "1"})
+    client.xadd("stream", {"a": "1"}, id="1-0")
+    for transaction in (False, True):
+        pipeline = client.pipeline(transaction=transaction)
+        pipeline.hgetall("hash")
+        pipeline.xread({"stream": "0"})
+        pipeline.expire("hash", 1000)
+        assert pipeline.execute() == [
+            client.hgetall("hash"),
+            client.xread({"stream": "0"}),
+            client.expire("hash", 1000),
+        ]
+    close_client(client)
+
+
+@pytest.mark.parametrize("fresh_s", [0.0, 1000.0])
+def test_a_connection_that_the_server_has_closed_is_replaced(
+    server: Server, monkeypatch: pytest.MonkeyPatch, fresh_s: float
+) -> None:
+    monkeypatch.setattr(direct, "_FRESH_S", fresh_s)
+    link = Link(server.url)
+    other = redis.Redis.from_url(server.url)
+    for _ in range(3):
+        assert link.ask(lambda client: client.set("text", "1"))
+        other.client_kill_filter(_type="normal", skipme=True)
+        assert link.ask(lambda client: client.get("text")) == b"1"
+    link.close()
+    other.close()
+
+
+def test_a_client_uses_one_connection_again_and_again(server: Server) -> None:
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    names = {client.client_id() for _ in range(5)}
+    assert len(names) == 1
+    direct.forget_idle(client)
+    assert {client.client_id()} == names
     close_client(client)

@@ -59,6 +59,21 @@ def test_the_guard_hears_only_of_later_instants() -> None:
     os.close(recorder.read_end)
 
 
+def test_the_guard_finds_its_first_instant_in_the_pipe_that_it_is_given() -> None:
+    class Reader(_Recorder):
+        said = b""
+
+        def enrol(self, read_end: int, cgroup: PodCgroup | None) -> bool:
+            self.said = os.read(read_end, 100)
+            return super().enrol(read_end, cgroup)
+
+    reader = Reader()
+    guard = Guard(post=reader, until_ms=5_000)
+    assert reader.said == b"until 5000\n"
+    guard.dismiss()
+    os.close(reader.read_end)
+
+
 def test_a_lock_is_held_until_the_last_pod_has_ended() -> None:
     name, post = f"\0lock-of-{os.getpid()}", GuardPost()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:

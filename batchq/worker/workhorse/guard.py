@@ -33,8 +33,15 @@ _HOLD = b"hold"
 class Guard:
     """A pod's guard, as its work-horse sees it: the pipe to the guarding process."""
 
-    def __init__(self, cgroup: PodCgroup | None = None, *, post: GuardPost | None = None) -> None:
+    def __init__(
+        self,
+        cgroup: PodCgroup | None = None,
+        *,
+        post: GuardPost | None = None,
+        until_ms: int | None = None,
+    ) -> None:
         """Have the pod guarded by `post`, or by a new process if the post does not answer.
+        `until_ms`: as for `allow_until`.
 
         Raise OSError. The calling process must have a single thread.
         """
@@ -45,6 +52,9 @@ class Guard:
         self._is_on_duty = True
         #: The latest instant that the guard was told.
         self._until_ms = 0
+        if until_ms is not None:
+            # Before the guard has the pipe, so that both wake it only once.
+            self.allow_until(until_ms)
         try:
             if post is None or not post.enrol(read_end, cgroup):
                 self._pid = _fork(read_end, self._write_end, cgroup)

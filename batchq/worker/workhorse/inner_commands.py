@@ -168,8 +168,7 @@ class InnerCommands:
         inner = _InnerCommand(process.pid, process.reap, order)
         # The pod's own guard kills the cgroup; this one, the group that no cgroup holds.
         with suppress(OSError):
-            inner.guard = Guard(post=interior.post)
-            inner.guard.allow_until(until_ms)
+            inner.guard = Guard(post=interior.post, until_ms=until_ms)
             inner.guard.watch_over(process.pid)
         return inner
 

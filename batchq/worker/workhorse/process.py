@@ -222,9 +222,7 @@ def start(
     guard: Guard | None = None
     entrance: int | None = None
     try:
-        guard = Guard(bounds.cgroup or enclosure.cgroup, post=post)
-        if until_ms is not None:
-            guard.allow_until(until_ms)
+        guard = Guard(bounds.cgroup or enclosure.cgroup, post=post, until_ms=until_ms)
         enclosure.make_ready()
         entrance = bounds.cgroup.entrance() if bounds.cgroup is not None else None
         started = _started(

@@ -12,14 +12,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
 from batchq import __version__
-from batchq.api.objects import DEFAULT, Metadata, Queue
+from batchq.api.lifecycle import PodPhase
+from batchq.api.objects import DEFAULT, Metadata, Pod, Queue
 from batchq.api.transaction import Transaction, Write
 from batchq.daemon import leader
 from batchq.daemon.leader import Leadership, Mender, Quarantine
@@ -188,6 +189,15 @@ def _serve(
         crashed=_crash(ending),
         asking_s=lambda thread: max(store.link.asking_s(thread), relay.asking_s(thread)),
     )
+
+    def wrote(transactions: Sequence[Transaction]) -> None:
+        """Take a turn after this process's own changes; the watcher tells of those by others."""
+        if all(map(only_starts_pods, transactions)):
+            loop.wake_soon()
+        else:
+            loop.wake()
+
+    store.changes.wrote = wrote
     changes = watcher(
         store,
         changed=loop.wake,
@@ -235,6 +245,19 @@ def _load_scripts(store: RedisStore) -> None:
                 error="the server does not permit this user to load scripts",
                 hint="renew its line in the file of users: `batchq acl scheduler`",
             )
+
+
+def only_starts_pods(transaction: Transaction) -> bool:
+    """Return whether a transaction only grants the starts of pods that no other pod waits for.
+
+    The pods of a gang with `spec.launch` have ports, and wait for each other's starts.
+    """
+    return all(
+        isinstance(write.value, Pod)
+        and write.value.status.phase == PodPhase.RUNNING
+        and not write.value.spec.ports
+        for write in transaction.writes
+    )
 
 
 class LeaderTurn:

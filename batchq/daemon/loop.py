@@ -37,6 +37,9 @@ _log = structlog.get_logger()
 
 #: A turn that takes longer than this many periods is reported as hanging.
 HANGS_AFTER_PERIODS = 10
+#: How long a change that no decision waits for may wait for a turn. On a busy cluster, another
+#: change causes one by then.
+SOON_S = 0.1
 _PERIOD = "period"
 
 
@@ -91,6 +94,8 @@ class Loop:
         self._hurried = False
         self._holding_off = False
         self._due_in_s: float | None = None
+        #: When a turn is due that `wake_soon` asked for (monotonic clock).
+        self._soon_at: float | None = None
         self._running_since: float | None = None
         self._ended_at = time.monotonic()
         self._lasted_s = 0.0
@@ -147,6 +152,13 @@ class Loop:
         with self._lock:
             self._woken = True
             self._changed.notify_all()
+
+    def wake_soon(self) -> None:
+        """Take a turn after a change on which no decision waits; it may wait for the next one."""
+        with self._lock:
+            if self._soon_at is None:
+                self._soon_at = time.monotonic() + SOON_S
+                self._changed.notify_all()
 
     def hurry(self) -> None:
         """Take a turn soon, as resources were freed: turns may then use four fifths of the time."""
@@ -220,7 +232,7 @@ class Loop:
                     # A wake-up from here on may concern what this turn no longer reads: it causes
                     # another.
                     self._woken = self._hurried = self._holding_off = False
-                    self._due_in_s = None
+                    self._due_in_s = self._soon_at = None
                     return True
                 self._changed.wait(wait_s)
         return False
@@ -256,9 +268,12 @@ class Loop:
         since_last_s = time.monotonic() - self._ended_at
         if self._woken and not self._holding_off:
             return max(0.0, self._distance_s() - since_last_s)
-        if self._due_in_s is None:
-            return None
-        return max(0.0, max(self._due_in_s, self._distance_s()) - since_last_s)
+        waits_s = []
+        if self._due_in_s is not None:
+            waits_s.append(max(self._due_in_s, self._distance_s()) - since_last_s)
+        if self._soon_at is not None and not self._holding_off:
+            waits_s.append(self._soon_at - time.monotonic())
+        return max(0.0, min(waits_s)) if waits_s else None
 
     def _end_period(self) -> None:
         """Take a turn, or report the one that runs if it hangs."""

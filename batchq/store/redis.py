@@ -22,6 +22,7 @@ from batchq.api.views import Change
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.store import keys, records, scripts
+from batchq.store.change_watch import ChangeWatch
 from batchq.store.creation import EVENTS_KEPT, create
 from batchq.store.link import (
     LONGEST_BLOCK_MS,
@@ -259,7 +260,7 @@ class RedisStore:
         self.signer: Callable[[Transaction], Transaction] | None = None
         #: Has commits deliver what they bind, if given.
         self.deliverer: Deliverer | None = None
-        self._seen = 0
+        self.changes = ChangeWatch(self._link)
         # Identifies the calls of this process, so that a repeated one is recognised.
         self._name = os.urandom(6).hex()
         self._calls = itertools.count()
@@ -374,7 +375,9 @@ class RedisStore:
 
         Raises StoreUnavailable.
         """
-        return self._mirror.snapshot()
+        snapshot = self._mirror.snapshot()
+        self.changes.note_read(self._mirror.revision)
+        return snapshot
 
     def take_up_in_turns(self) -> None:
         """Keep later groups back until `snapshot_in_turn` takes them up."""
@@ -384,7 +387,9 @@ class RedisStore:
         """As `snapshot`, with about `most` new groups more than the one before, from each namespace
         and queue in turn; `snapshot` itself takes up all. Raises StoreUnavailable.
         """
-        return self._mirror.snapshot_in_turn(most)
+        snapshot = self._mirror.snapshot_in_turn(most)
+        self.changes.note_read(self._mirror.revision)
+        return snapshot
 
     @property
     def is_behind(self) -> bool:
@@ -400,6 +405,7 @@ class RedisStore:
         Raises StoreUnavailable.
         """
         self._mirror.drain()
+        self.changes.note_read(self._mirror.revision)
         return self._mirror.revision
 
     def compare(self, most: int = 2_000) -> Sequence[MirrorDifference]:
@@ -538,6 +544,8 @@ class RedisStore:
             delivered += handed
             for reply in replies:
                 some, revision = records.read_answers(reply)
+                past = len(answers) + len(some)
+                self.changes.note_written(transactions[len(answers) : past], some, revision)
                 answers.extend(some)
         if not transactions:
             revision = self._revision()
@@ -720,21 +728,12 @@ class RedisStore:
         return after, []
 
     def wait_for_change(self, timeout_ms: int) -> bool:
-        """Return whether anything was written since the last call; wait for it up to `timeout_ms`.
+        """Return whether anything was written since the last call that this process has not read;
+        wait for it up to `timeout_ms`.
 
-        For one watcher thread. The first call reports any earlier write.
+        For one watcher thread. The first call reports any earlier write. Raises StoreUnavailable.
         """
-        left = timeout_ms
-        while True:
-            block_ms = min(left, LONGEST_BLOCK_MS)
-            revision = self._revision()
-            if revision != self._seen:
-                self._seen = revision
-                return True
-            if block_ms <= 0:
-                return False
-            self._read_stream(keys.CHANGES, after_change(revision), block_ms, count=1)
-            left -= block_ms
+        return self.changes.wait(timeout_ms)
 
     def _read_stream(self, key: str, after: str, block_ms: int, count: int = PAGE) -> Any:
         block = min(block_ms, LONGEST_BLOCK_MS) or None

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from structlog.testing import capture_logs
 
+from batchq.api.lifecycle import PodPhase
 from batchq.api.reasons import Verdict
 from batchq.api.transaction import Delivery, count_of
 from batchq.assembly import assemble
@@ -27,6 +29,7 @@ from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler
 from batchq.store.redis import RedisStore, open_store
 from batchq.store.schedulers import read_object_limit
 from batchq.system import CountingIds, SystemClock
+from tests.contract.made import gone, pod, put, queue, writing
 from tests.daemon.waiting import until
 
 Start = Callable[..., Record]
@@ -266,3 +269,18 @@ def test_the_default_queue_is_made_once_and_never_replaced(store: RedisStore) ->
 
 def test_the_servers_clock_is_close_to_this_machines(store: RedisStore) -> None:
     assert abs(store.now_ms() - SystemClock().now_ms()) < 1000
+
+
+def test_only_the_granted_starts_of_pods_that_nobody_waits_for_may_wait_for_a_turn() -> None:
+    started, bound = (pod(phase=phase) for phase in (PodPhase.RUNNING, PodPhase.BOUND))
+    of_gang = structs.replace(started, spec=structs.replace(started.spec, ports=1))
+    cases = {
+        "a granted start": (writing(put(started)), True),
+        "two granted starts": (writing(put(started), put(started)), True),
+        "a start in a gang that launches together": (writing(put(of_gang)), False),
+        "a pod that was bound": (writing(put(bound)), False),
+        "a start, and another object": (writing(put(started), put(queue("q"))), False),
+        "a deleted pod": (writing(gone(started, expect=1)), False),
+    }
+    found = {name: app.only_starts_pods(one) for name, (one, _) in cases.items()}
+    assert found == {name: expected for name, (_, expected) in cases.items()}

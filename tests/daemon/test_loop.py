@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from batchq.core.session.snapshot import Settings
-from batchq.daemon.loop import Loop, TurnReport
+from batchq.daemon.loop import SOON_S, Loop, TurnReport
 from batchq.errors import InvariantBroken, StoreUnavailable
 from batchq.store.outage import Backoff, Outage
 from tests.daemon.waiting import until
@@ -417,3 +417,28 @@ def test_a_reloaded_min_session_interval_applies_to_the_next_turns() -> None:
             loop.wake()
     gaps = [began - ended for ended, began in zip(turns.ended, turns.began[1:], strict=False)]
     assert min(gaps[1:]) >= 0.055
+
+
+def test_a_change_that_no_decision_waits_for_has_its_turn_a_moment_later() -> None:
+    turns = Turns()
+    with running(turns) as loop:
+        until(lambda: turns.count == 1)
+        asked_at = time.monotonic()
+        loop.wake_soon()
+        loop.wake_soon()
+        until(lambda: turns.count == 2)
+        assert turns.began[1] - asked_at >= SOON_S
+
+
+def test_a_change_that_no_decision_waits_for_shares_the_turn_of_the_next() -> None:
+    turns = Turns()
+    with running(turns) as loop:
+        until(lambda: turns.count == 1)
+        loop.wake_soon()
+        loop.wake()
+        until(lambda: turns.count == 2)
+        began = turns.began[1]
+        loop.wake_soon()
+        until(lambda: turns.count == 3)
+        # A third turn for the first of these changes would have begun by then.
+        assert turns.began[2] - began >= SOON_S

@@ -239,15 +239,17 @@ def is_settled(report: CycleReport) -> bool:
 
 
 def is_queue_of_equals(load: Load, config: SchedulerConfig) -> bool:
-    """Return whether all groups are independent gangs of one queue and one priority, under the
-    default plugins.
+    """Return whether all groups are independent gangs of one queue and one priority, on a single
+    machine, under the default plugins.
 
     Then there are no victims, and no start admits another group: the actions would refuse the
-    same groups again.
+    same groups again. On several nodes, a group that is placed may leave another one a better place
+    than it had.
     """
     specs = [arrival.group.spec for arrival in load.arrivals]
     return (
         config == SchedulerConfig(settings=config.settings)
+        and len(load.nodes) == 1
         and len({(spec.queue, spec.priority_class_name) for spec in specs}) == 1
         and not any(queue.spec.admission_checks or queue.spec.guarantee for queue in load.queues)
         and not any(spec.depends_on or spec.controller == "external" for spec in specs)
@@ -259,15 +261,14 @@ def is_queue_of_equals(load: Load, config: SchedulerConfig) -> bool:
 
 
 def waits_only_for_resources(load: Load, config: SchedulerConfig) -> bool:
-    """Return whether, in addition, there is a single machine, and only free resources decide.
+    """Return whether, in addition, only free resources decide.
 
     Then no session is needed for arrivals that do not fit, because they queue behind all others,
-    and no actions are needed after ends if no group fits. On several nodes an admitted group may
-    still wait for a certain node; with shortest-first order an arrival may change the order.
+    and no actions are needed after ends if no group fits. With shortest-first order an arrival may
+    change the order.
     """
     return (
         is_queue_of_equals(load, config)
-        and len(load.nodes) == 1
         and config.settings.overcommit == Settings().overcommit
         and all(queue.spec.strategy.order == "fcfs" for queue in load.queues)
     )

@@ -73,6 +73,30 @@ def test_a_queue_with_a_guarantee_is_not_a_queue_of_equals() -> None:
     assert not is_queue_of_equals(structs.replace(full_and_empty(), queues=(queue,)), POLICY_CONFIG)
 
 
+def test_on_several_machines_they_are_not() -> None:
+    assert not is_queue_of_equals(a_load(job(1, 0, 4, 10), nodes=2), POLICY_CONFIG)
+
+
+def test_a_second_session_after_starts_on_several_machines_starts_another_job() -> None:
+    load = a_load(
+        job(1, 1, 2, 100),
+        job(2, 3, 3, 30, pods=3),
+        job(7, 31, 4, 60, pods=3),
+        job(8, 32, 1, 30, walltime_s=5),
+        job(10, 32, 4, None, walltime_s=20, pods=2),
+        job(14, 37, 2, 10, walltime_s=200, pods=3),
+        job(17, 58, 1, 60),
+        job(18, 58, 1, 60, pods=2),
+        job(20, 58, 2, 60),
+        job(21, 60, 1, 60, walltime_s=50, pods=3),
+        job(22, 80, 1, 30, walltime_s=200, pods=2),
+        nodes=3,
+        policy="easy-sjf",
+    )
+    schedule = play_load(load, POLICY_CONFIG, watch=True)
+    assert {one.number: one.start_s for one in schedule.jobs}[22] == 191
+
+
 def test_by_other_actions_they_are_not() -> None:
     config = SchedulerConfig(actions=("enqueue", "allocate"))
     assert not is_queue_of_equals(full_and_empty(), config)
@@ -212,7 +236,6 @@ def test_no_group_could_start_in_the_sessions_that_are_spared(policy: str) -> No
 @pytest.mark.parametrize(
     ("load", "config"),
     [
-        pytest.param(a_load(job(1, 0, 4, 10), nodes=2), POLICY_CONFIG, id="several machines"),
         pytest.param(a_load(job(1, 0, 4, 10), policy="easy-sjf"), POLICY_CONFIG, id="short first"),
         pytest.param(
             a_load(job(1, 0, 4, 10)),

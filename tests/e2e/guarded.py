@@ -23,6 +23,7 @@ class GuardedStack:
         """
         self.server = GuardedServer("--appendonly", "yes")
         self.server.start()
+        self._are_forked = programs is fork_server.Process
         self.machine = Machine(url=self.server.url_of("operator"), programs=programs)
         self.schedulers: list[subprocess.Popen[str]] = []
         self.agents: dict[str, subprocess.Popen[str]] = {}
@@ -51,14 +52,15 @@ class GuardedStack:
                 process.wait(30)
 
     def start_scheduler(self) -> None:
-        """Start another scheduler, with its credentials on the command line; one of them leads
-        then.
+        """Start another scheduler; one of them leads then. If tests look at command lines, its own
+        has its credentials, without which it starts again.
         """
+        url = self.server.url_of("scheduler")
+        words = ("scheduler", "--config", str(self.machine.quick))
         self.schedulers.append(
-            self.machine.start(
-                *("--redis-url", self.server.url_of("scheduler"), "scheduler"),
-                *("--config", str(self.machine.quick)),
-            )
+            self.machine.start(*words, url=url)
+            if self._are_forked
+            else self.machine.start("--redis-url", url, *words)
         )
         with self.machine.client() as client:
             until(lambda: client.schedulers().leader is not None, what="a scheduler leads")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -165,14 +166,17 @@ class ApiProcess:
         folder.chmod(0o755)
         self.socket, self.log = folder / "api", folder / "log"
         self._words = [
-            *(sys.executable, "-m", "batchq.cli", "--redis-url", url, "api"),
+            *(sys.executable, "-m", "batchq.cli", "api"),
             *("--listen", f"unix:{self.socket}", "--one-account", *options),
         ]
+        # A command whose arguments contain a password starts again without them, as a new
+        # interpreter.
+        self._environ = {**os.environ, "BATCHQ_REDIS_URL": url}
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ApiProcess:
         with self.log.open("wb") as log:
-            self.process = fork_server.Process(self._words, stderr=log)
+            self.process = fork_server.Process(self._words, env=self._environ, stderr=log)
         pause = threading.Event()
         for _ in range(round(READY_WITHIN_S / 0.02)):
             assert self.process.poll() is None, self.log.read_text()

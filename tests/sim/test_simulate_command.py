@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.effort import sample
+from tests.harness import fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,17 +35,18 @@ spec: {tasks: [{name: t, template: {requests: {cpu: 3}}}]}
 
 
 def simulate(
-    *arguments: str, stdin: str = "", hash_seed: str = "0"
+    *arguments: str, stdin: str = "", hash_seed: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    """Run the command; with a hash seed of its own, as a new interpreter."""
+    seeded = {"PYTHONHASHSEED": hash_seed} if hash_seed else {}
+    done = fork_server.run_with_input(
         [sys.executable, "-m", "batchq.cli", "simulate", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
+        stdin.encode(),
         timeout=60,
-        check=False,
-        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'actions'}", "PYTHONHASHSEED": hash_seed},
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'actions'}", **seeded},
     )
+    out, err = done.stdout.decode(), done.stderr.decode()
+    return subprocess.CompletedProcess(done.args, done.returncode, out, err)
 
 
 @pytest.fixture

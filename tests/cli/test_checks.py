@@ -212,7 +212,7 @@ def test_serve_keeps_checks_active_and_releases_them_at_the_end(
         "default/g (queue q) waits: `batchq checks set g approval True`\n"
     )
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "keeping approval active\n")
     assert not stage.client.checks.records()[0].active
 
@@ -232,7 +232,7 @@ def test_serve_stands_by_while_another_does(batchq: Batchq, stage: Stage, server
     assert process.stdout is not None
     assert process.stdout.readline().startswith("default/g (queue q) waits: ")
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == 0
 
 
@@ -250,7 +250,7 @@ def test_serve_names_known_controllers_and_acquires_a_new_check(
     batchq("apply", "-f", "-", stdin=WORLD)
     assert process.stderr.readline() == "keeping approval active\n"
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == 0
 
 

@@ -63,7 +63,7 @@ def on_a_terminal(server: Server, *words: str, columns: int, color: bool = False
     except OSError:
         pass  # Linux reports a closed terminal as an error
     os.close(ours)
-    assert process.wait(20) == 0
+    assert process.wait(90) == 0
     return shown.decode().splitlines()
 
 

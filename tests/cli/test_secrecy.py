@@ -40,7 +40,7 @@ def test_a_running_command_shows_no_password(option: list[str]) -> None:
         assert CANARY not in said
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=120)
 
 
 def test_a_url_without_a_password_is_left_as_it_is() -> None:

@@ -181,7 +181,7 @@ def test_any_hash_seed_gives_the_same_answer(trace: Path, mode: tuple[str, ...])
             [sys.executable, "-m", "batchq.cli", *words],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=True,
             cwd=trace,
             env={"PYTHONPATH": f"{ROOT}:{ROOT / 'actions'}", "PYTHONHASHSEED": hash_seed},

@@ -65,7 +65,7 @@ def test_ctrl_c_ends_a_run_with_one_sentence_and_leaves_no_file(tmp_path: Path) 
     process.send_signal(signal.SIGINT)
     while more := _read(ours):
         seen += more
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, b"")
     last = seen.decode().strip().splitlines()[-1]
     assert "error: interrupted in run fcfs (1 of 2), when " in last

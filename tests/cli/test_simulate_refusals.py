@@ -209,7 +209,7 @@ def test_without_matplotlib_a_plot_is_refused_with_what_to_install(folder: Path)
         [sys.executable, "-m", "batchq.cli", "simulate", "log.swf", "--plot", "p.png"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
         env={"PYTHONPATH": paths},
     )

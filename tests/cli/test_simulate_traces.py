@@ -341,7 +341,7 @@ def test_every_hash_seed_gives_the_same_figures_and_the_same_picture(log: Path) 
         done = subprocess.run(
             [sys.executable, "-m", "batchq.cli", "simulate", str(log), *words, "--plot", str(plot)],
             capture_output=True,
-            timeout=60,
+            timeout=240,
             check=True,
             env={"PYTHONPATH": f"{ROOT}:{ROOT / 'actions'}", "PYTHONHASHSEED": seed},
         )

@@ -125,7 +125,7 @@ def test_an_interrupted_wait_ends_with_130(stage: Stage, server: Server, batchq:
         # The first line comes from inside the wait.
         assert process.stdout.readline().startswith("x: Pending: ExceedsCapacity")
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert err.strip().splitlines() == [
         "error: interrupted; PodGroup default/x keeps running",
@@ -138,7 +138,7 @@ def test_an_interrupted_wait_for_the_server_does_not_speak_of_the_group() -> Non
         assert process.stderr is not None
         assert process.stderr.readline().endswith("; waiting for it\n")
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "error: interrupted; the server has not answered\n")
 
 
@@ -147,7 +147,7 @@ def test_a_closed_pipe_causes_no_message(stage: Stage, server: Server) -> None:
     os.close(reading)
     with start(server, "get", "queues", "-o", "yaml", stdout=writing) as process:
         os.close(writing)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=120)
     assert err == ""
     assert process.returncode == 1
 
@@ -158,7 +158,7 @@ def test_an_answer_that_cannot_be_written_is_an_error(stage: Stage, server: Serv
         Path("/dev/full").open("w") as full,
         start(server, "get", "queues", stdout=full) as process,
     ):
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=120)
     assert err.splitlines()[0] == ("error: the answer cannot be written: No space left on device")
     assert "Traceback" not in err
     assert process.returncode == 1
@@ -192,7 +192,7 @@ def test_a_full_disk_is_reported_once_with_exit_code_1(
     with Path("/dev/full").open("w") as full:
         process = start(server, *words, stdout=full)
         with process:
-            _, err = process.communicate(timeout=20)
+            _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert err.splitlines() == [
         f"{NEVER_WRITTEN}No space left on device",
@@ -208,7 +208,7 @@ def test_a_closed_stdout_is_an_error_like_any_other(stage: Stage, server: Server
             env={**os.environ, "BATCHQ_REDIS_URL": server.url},
             stderr=subprocess.PIPE,
             text=True,
-            timeout=20,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 1, words
@@ -222,7 +222,7 @@ def test_unused_closed_streams_cause_no_error(stage: Stage, server: Server) -> N
         env={**os.environ, "BATCHQ_REDIS_URL": server.url},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=20,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0

@@ -73,7 +73,7 @@ def test_the_program_of_the_page_answers_until_it_is_stopped(
         assert process.stdout is not None
         assert process.stdout.readline() == "the seat of default/release is free again\n"
         process.send_signal(number)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")
     assert not stage.client.checks.records()[0].active
     # A restarted program knows the holders of seats, and does not repeat old answers.
@@ -83,7 +83,7 @@ def test_the_program_of_the_page_answers_until_it_is_stopped(
         stage.turn()
         until(lambda: answers(stage, "third") == [("True", "9 of 10 seats are free")])
         process.send_signal(number)
-        assert process.communicate(timeout=30) == ("", "")
+        assert process.communicate(timeout=120) == ("", "")
 
 
 def test_the_manifests_of_the_page_are_accepted(stage: Stage) -> None:

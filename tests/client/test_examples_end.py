@@ -36,7 +36,7 @@ def test_the_gatekeeper_ends_quietly(server: Server, stage: Stage, tmp_path: Pat
         assert process.stdout is not None
         assert process.stdout.readline() == "opened data-ready of default/g\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "", "")
     assert not stage.client.gates.list()
 
@@ -52,6 +52,6 @@ def test_the_budget_ends_quietly_and_lets_go_and_counts_beside_its_file(
     with started(server, EXAMPLES / "budget.py", file) as process:
         until(ledger.exists)
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "", "")
     assert not stage.client.checks.records()[0].active

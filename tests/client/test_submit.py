@@ -26,7 +26,7 @@ def test_importing_the_client_does_not_load_redis() -> None:
     heavy = "{'redis', 'rq', 'rich', 'numpy', 'apscheduler'} & set(sys.modules)"
     code = f"import sys, batchq.client; sys.exit(str({heavy}) if {heavy} else 0)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stderr == ""
     assert done.returncode == 0

@@ -299,7 +299,7 @@ def test_a_service_follows_the_file_and_answers_a_signal(
     service = reload_service(reload, redis_store, identity="host:1:abc", wake=woken.set)
     service.start()
     replace(path, "schedulePeriod: 3s\n")
-    assert woken.wait(10)
+    assert woken.wait(90)
     reload.take_up()
     until(lambda: len(redis_store.events(kind="Scheduler")) == 1)
     # Many requests at once get one answer, or a few.

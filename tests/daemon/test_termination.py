@@ -30,7 +30,7 @@ def test_a_wait_without_a_request_to_end_is_over_in_time(ending: Termination) ->
 def test_a_signal_asks_with_zero(ending: Termination) -> None:
     ending.on_signals(signal.SIGTERM, signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert ending.wait(5) == 0
+    assert ending.wait(90) == 0
 
 
 def test_a_signal_that_comes_during_the_wait_ends_it(ending: Termination) -> None:
@@ -60,7 +60,7 @@ def test_a_signal_that_another_thread_is_given_ends_the_wait(ending: Termination
     timer.start()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        assert ending.wait(10) == 0
+        assert ending.wait(90) == 0
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     timer.join()

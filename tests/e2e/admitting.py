@@ -58,7 +58,7 @@ class Admissions:
     def __exit__(self, *_: object) -> None:
         if self.budget is not None:
             self.budget.terminate()
-            self.budget.wait(30)
+            self.budget.wait(90)
         self._closing.close()
 
     # --- processes ----------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class GuardedStack:
             for process in processes:
                 process.terminate()
             for process in processes:
-                process.wait(30)
+                process.wait(90)
 
     def start_scheduler(self) -> None:
         """Start another scheduler; one of them leads then. If tests look at command lines, its own

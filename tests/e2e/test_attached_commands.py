@@ -111,7 +111,7 @@ def test_an_open_input_gets_what_is_attached_to_it_one_after_the_other(stack: Ma
         # The end of an input ends nothing but the turn of its terminal.
         assert attached_in_turn(stack, pod, given=b"two\nthree\n") == b"got two\ngot three\n"
         assert first.stdout.read() == "got two\ngot three\n"
-        assert first.wait(30) == 0
+        assert first.wait(90) == 0
 
 
 def test_an_input_that_is_not_open_is_refused(stack: Machine) -> None:
@@ -275,7 +275,7 @@ def test_an_allocation_ends_when_the_command_that_holds_it_is_killed(stack: Mach
     process = stack.start("alloc", "--name", "orphan", *SMALL, "--", "sh", "-c", script)
     until(pid.exists, what="its command runs")
     process.kill()
-    process.wait(20)
+    process.wait(90)
     os.kill(int(pid.read_text()), signal.SIGKILL)
     with stack.client() as client:
         until(lambda: phase(client, "orphan") == "Failed", what="its pod is hung up")

@@ -45,7 +45,7 @@ def test_an_interrupted_benchmark_leaves_no_process_behind(
     try:
         until(lambda: len(marked(mark)) > 1, what="the benchmark has started a server")
         process.send_signal(number)
-        assert process.wait(timeout=30) == 128 + number
+        assert process.wait(timeout=90) == 128 + number
         assert marked(mark) == []
     finally:
         for left in marked(mark):

@@ -72,7 +72,7 @@ def budget(machine: Machine, hours: str) -> Iterator[Path]:
     try:
         yield file
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
     finally:
         process.kill()
         process.wait()
@@ -96,7 +96,7 @@ def test_a_group_is_reserved_approved_and_run(machine: Machine) -> None:
         machine.batchq("wait", "release", "--timeout", "60s")
         assert phase(client, "release") == "Completed"
         serving.terminate()
-        assert serving.wait(30) == 0
+        assert serving.wait(90) == 0
         assert [check.active for check in client.checks.records()] == [False]
 
 

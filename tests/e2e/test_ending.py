@@ -39,7 +39,7 @@ def test_a_run_interrupted_twice_names_what_is_left_and_down_now_ends_it(
     interrupt(process)
     until(lambda: "may run on for" in machine.output_of(process))
     interrupt(process)
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=90) == 130
     result = machine.output_of(process)
     assert "error: interrupted while stopping; still running: server, scheduler, " in result
     assert "hint: `batchq down` continues, `batchq down --now` does not wait for pods" in result

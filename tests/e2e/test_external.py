@@ -45,7 +45,7 @@ def test_the_examples_run_together(machine: Machine) -> None:
     machine.up(agents=0)
     machine.batchq("apply", "-f", str(EXAMPLES / "external.yaml"))
     machine.batchq("wait", "render", "--for", "admitted", "--timeout", "30s")
-    out, err = consumer(machine).communicate(timeout=60)
+    out, err = consumer(machine).communicate(timeout=120)
     assert (out.splitlines(), err.splitlines()) == (["rendered"], ["running default/render"])
     machine.batchq("wait", "render", "--timeout", "30s")
     listed = json.loads(machine.batchq("jobs", "-o", "json").stdout)["items"]

@@ -126,5 +126,5 @@ def test_ctrl_c_ends_a_look_ahead_which_says_that_nothing_was_changed(machine: M
     until(lambda: "live: 0 of 1 groups after" in machine.output_of(process), what="it looks ahead")
     assert not machine.is_connected(process, sockets=1)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=90) == 130
     assert machine.output_of(process).endswith("\nerror: interrupted; nothing was changed\n")

@@ -98,7 +98,7 @@ def test_the_example_and_its_controller(machine: Machine, tmp_path: Path) -> Non
             results = client.wait(["train", "report"], timeout_s=60)
         finally:
             keeper.terminate()
-            out, err = keeper.communicate(timeout=30)
+            out, err = keeper.communicate(timeout=120)
         assert [str(one.phase) for one in results] == ["Completed", "Completed"]
         assert (sorted(out.splitlines()), err) == (
             ["opened data-ready of default/report", "opened data-ready of default/train"],

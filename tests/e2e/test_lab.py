@@ -169,7 +169,7 @@ def test_two_users_and_an_operator_share_a_node_that_has_joined(lab: Lab) -> Non
     waiting, _ = lab.following("ana", "wait", "-n", "vision", "train")
     until(lambda: "line 2\n" in followed.read_text())
     lab.api.terminate()
-    assert lab.api.wait(30) == 0
+    assert lab.api.wait(90) == 0
     lab.start_api()
     seen = lab.run("ana", "logs", "-n", "vision", "train").stdout.splitlines()[-1]
     until(lambda: f"{seen}\n" in followed.read_text(), what="the output is followed again")

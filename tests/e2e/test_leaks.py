@@ -59,7 +59,7 @@ def test_ended_groups_expire_with_all_their_data(machine: Machine) -> None:
         until(lambda: phase(client, "evicted") == "Pending")
         machine.batchq("cancel", "evicted")
         leaves.send_signal(signal.SIGTERM)
-        leaves.wait(timeout=30)
+        leaves.wait(timeout=90)
         until(lambda: client.list("PodGroup") == (), within_s=60, what="all groups expired")
         assert client.list("Pod") == ()
     machine.batchq("delete", "node/leaves")

@@ -111,7 +111,7 @@ def test_leader_and_follower_are_both_ready(machine: Machine) -> None:
     assert scrape(other).value("leader") == 0
     assert scrape(other).all("groups") == scrape(other).all("queue_share") == {}
     first.send_signal(signal.SIGTERM)
-    assert first.wait(20) == 0
+    assert first.wait(90) == 0
     until(lambda: leads(other))
     assert scrape(other).value("leader_epoch") == 2
 
@@ -146,7 +146,7 @@ def test_a_scheduler_answers_before_it_has_a_server(machine: Machine) -> None:
     assert status == 503
     assert why.startswith("waiting for the server")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(90) == 0
 
 
 def test_up_serves_metrics_too_and_refuses_a_port_in_use_before_it_starts_anything(

@@ -351,7 +351,7 @@ def test_a_server_that_comes_back_empty_is_set_up_again(stack: Stack) -> None:
     back()
 
     until(lambda: stack.is_ready("n1"), what="the node is there again")
-    assert waiting.wait(timeout=30) == 6
+    assert waiting.wait(timeout=90) == 6
     assert "PodGroup default/forgotten was deleted while it was waited for" in (
         machine.output_of(waiting)
     )

@@ -173,7 +173,7 @@ def test_a_command_ends_with_its_pod(stack: Machine) -> None:
     process = stack.start("exec", "--no-stdin", "short-main-0", "--", "sleep", "603")
     until(lambda: is_running("sleep 603"), what="the command runs")
     stack.batchq("cancel", "short")
-    assert process.wait(30) == 8
+    assert process.wait(90) == 8
     assert "the command in Pod default/short-main-0 is over: the pod has ended" in (
         stack.output_of(process)
     )
@@ -204,7 +204,7 @@ def test_an_interrupt_goes_to_the_command(stack: Machine) -> None:
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "interrupted\n"
-    assert process.wait(30) == 9
+    assert process.wait(90) == 9
     process.stdout.close()
 
 

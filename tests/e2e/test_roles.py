@@ -209,7 +209,7 @@ def test_a_daemon_with_the_wrong_credentials_logs_what_it_lacks(
     message = "use a user of another role: a submitter submits"
     until(lambda: message in stack.machine.output_of(process), what=message)
     process.terminate()
-    process.wait(timeout=30)
+    process.wait(timeout=90)
     assert {name for name, _ in stack.server.refusals()} == {"submitter"}
     with stack.client("readonly") as client:
         assert {node.metadata.name for node in client.nodes()} == {"n1", "n2"}

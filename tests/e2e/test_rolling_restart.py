@@ -103,7 +103,7 @@ class Stage:
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=90) == 0
 
 
 def test_a_rolling_restart_fails_no_group_and_pauses_admission_for_less_than_three_leases() -> None:

@@ -96,14 +96,14 @@ def test_the_exit_code_of_a_cancelled_group_is_11(stack: Machine) -> None:
     with stack.client() as client:
         until(lambda: "unwanted: Running" in stack.output_of(process), what="it runs")
         client.cancel("unwanted")
-    assert process.wait(timeout=30) == 11
+    assert process.wait(timeout=90) == 11
 
 
 def test_ctrl_c_names_what_keeps_running(stack: Machine) -> None:
     process = stack.start("run", pod(stack, "patient", "sleep 60"))
     until(lambda: "patient: Running" in stack.output_of(process), what="it runs")
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=90) == 130
     result = stack.output_of(process)
     assert "interrupted; still active: patient (Running)" in result
     assert "`batchq cancel patient` ends them" in result
@@ -182,7 +182,7 @@ def test_one_ctrl_c_asks_and_two_within_a_second_cancel_the_group(stack: Machine
             return phase(client, "asked") == "Cancelled"
 
         until(is_cancelled, what="it is cancelled")
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=90) == 130
     assert "PodGroup default/asked cancelled" in stack.output_of(process)
 
 
@@ -192,7 +192,7 @@ def test_a_command_whose_terminal_goes_away_is_cancelled(stack: Machine) -> None
         until(lambda: "Submitted hung-up" in stack.output_of(process), what="it is submitted")
         until(lambda: phase(client, "hung-up") == "Running", what="it runs")
         process.send_signal(signal.SIGHUP)
-        assert process.wait(timeout=30) == 129
+        assert process.wait(timeout=90) == 129
         assert phase(client, "hung-up") == "Cancelled"
 
 
@@ -202,7 +202,7 @@ def test_a_command_whose_reader_goes_away_is_cancelled(stack: Machine) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "more\n"
     process.stdout.close()
-    assert process.wait(timeout=30) == 1
+    assert process.wait(timeout=90) == 1
     with stack.client() as client:
         assert phase(client, "unread") == "Cancelled"
 

@@ -130,4 +130,4 @@ def test_a_daemon_exits_with_0_on_sigterm(stack: Machine, command: str) -> None:
     started = "scheduler.starts" if command == "scheduler" else "agent started"
     until(lambda: started in stack.output_of(process), what=started)
     process.terminate()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=90) == 0

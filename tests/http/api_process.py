@@ -188,7 +188,7 @@ class ApiProcess:
     def __exit__(self, *error: object) -> None:
         assert self.process is not None
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(90)
         self._folder.cleanup()
 
     def caller(self) -> Caller:

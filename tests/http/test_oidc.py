@@ -264,7 +264,7 @@ def test_the_command_shows_a_code_and_logs_the_user_in(site: Site, tmp_path: Pat
     assert found is not None, line
     assert found[1] == f"{site.provider.url}/device"
     site.provider.ask("approve", {"code": found[2], "claims": {**ALICE, "groups": ["ml"]}})
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert out.startswith(f"alice@example.org is logged in to http://127.0.0.1:{site.api.port}")
     kept = json.loads((tmp_path / "home" / "credentials.json").read_bytes())
@@ -277,7 +277,7 @@ def test_a_user_who_refuses_is_not_logged_in(site: Site, tmp_path: Path) -> None
     assert process.stderr is not None
     code = process.stderr.readline().split()[-1]
     site.provider.ask("approve", {"code": code, "claims": {"denied": True}})
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 9
     assert "refuses to log you in: access_denied" in err
     assert not (tmp_path / "home" / "credentials.json").exists()

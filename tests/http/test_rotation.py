@@ -403,7 +403,7 @@ def test_no_request_of_a_successor_is_answered_before_its_first_use_is_recorded(
         monkeypatch.setattr(AccessControl, "note_use", slow)
         ana = api.caller(successor.text)
         first = callers.submit(ana, "GET", "/v1/me")
-        assert begun.wait(30)
+        assert begun.wait(90)
         second = callers.submit(ana, "GET", "/v1/me")
         with pytest.raises(TimeoutError):
             second.result(1)

@@ -161,7 +161,7 @@ def test_unreadable_books_are_recounted(stack: GuardedStack) -> None:
 def test_books_that_are_unreadable_at_the_start_are_recounted(stack: GuardedStack) -> None:
     for process in stack.schedulers:
         process.terminate()
-        process.wait(30)
+        process.wait(90)
 
     def by_submitter(client: redis.Redis) -> None:
         client.hset("{bq}:ledger", mapping={"cluster pods": b"\xff", "cluster podgroups": "1e9"})

@@ -42,7 +42,7 @@ def simulate(
     done = fork_server.run_with_input(
         [sys.executable, "-m", "batchq.cli", "simulate", *arguments],
         stdin.encode(),
-        timeout=60,
+        timeout=240,
         env={"PYTHONPATH": f"{ROOT}:{ROOT / 'actions'}", **seeded},
     )
     out, err = done.stdout.decode(), done.stderr.decode()

@@ -114,7 +114,7 @@ def batchq(*words: str, packages: Path | None) -> subprocess.CompletedProcess[st
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

@@ -42,7 +42,7 @@ def modules_loaded_by(*arguments: str, exits: Collection[int] = (0,)) -> set[str
     def loaded(*words: str) -> set[str]:
         done = subprocess.run(
             [sys.executable, "-X", "importtime", *words],
-            capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+            capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
         )  # fmt: skip
         assert done.returncode in exits, done.stderr[-2000:]
         return set(re.findall(r"^import time:[^|]+\|[^|]+\| +(\S+)$", done.stderr, re.MULTILINE))

@@ -125,6 +125,6 @@ def test_nothing_of_a_display_is_loaded() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -99,7 +99,7 @@ def test_the_sweep_is_an_array_of_forty_that_estimates_pi() -> None:
         env={**os.environ, **task.template.env, "BATCHQ_INDEX": "7"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     assert done.stdout == "seed 7: pi is about 3.1420\n"

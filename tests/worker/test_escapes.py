@@ -164,7 +164,7 @@ def test_a_guard_that_was_stopped_ends_with_its_agent(stage: Stage) -> None:
     guard = guard_of(agent)
     os.kill(guard, signal.SIGSTOP)
     agent.terminate()
-    agent.wait(timeout=20)
+    agent.wait(timeout=90)
     assert not is_alive(guard)
 
 
@@ -174,7 +174,7 @@ def test_a_guard_that_was_stopped_and_lost_its_agent_ends_with_the_next_one(stag
     for victim in (guard, agent.pid):
         os.kill(victim, signal.SIGSTOP)
     agent.kill()
-    agent.wait(timeout=20)
+    agent.wait(timeout=90)
     assert is_alive(guard)
     successor = stage.start_agent()
     until(lambda: not is_alive(guard))
@@ -189,7 +189,7 @@ def test_a_pod_that_kills_guard_agent_and_work_horse_is_ended_by_the_next_agent(
     agent = start_agent(stage, containment)
     pod, file = escape(stage, kind)
     until(file.exists)
-    agent.wait(timeout=10)
+    agent.wait(timeout=90)
     lived_until = last_seen_alive(file)
     until(lambda: last_seen_alive(file) > lived_until)
     assert stage.now(pod).status.phase == PodPhase.RUNNING
@@ -215,7 +215,7 @@ def test_a_pod_in_a_pid_namespace_sees_no_process_outside_and_ends_with_its_work
     for signum in (signal.SIGSTOP, signal.SIGKILL):
         for victim in (agent.pid, *(child.pid for child in psutil.Process(agent.pid).children())):
             os.kill(victim, signum)
-    agent.wait(timeout=10)
+    agent.wait(timeout=90)
     until(lambda: not is_alive(horse))
     until(lambda: has_stopped(file))
     assert stage.now(pod).status.phase == PodPhase.RUNNING

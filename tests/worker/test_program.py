@@ -120,7 +120,7 @@ def call(folder: Path, function: str, *args: Any, **kwargs: Any) -> Called:
         env={**os.environ, "PYTHONPATH": ""},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     outcome, result = program.resolve(PodOutcome(exit_code=done.returncode))

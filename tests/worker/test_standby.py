@@ -158,7 +158,7 @@ def test_a_standby_obeys_a_work_horse_that_was_started_before_an_upgrade(folder:
         assert json.loads(result or b"")[:2] == [str(folder), environment]
     finally:
         ours.close()
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
 
 
 def test_a_module_of_the_pod_may_have_the_name_of_one_that_the_standby_needs(

@@ -170,7 +170,7 @@ def _may_start_any(session: Session, name: str, head: GroupState) -> bool:
     return (
         not waits_for_limits
         or next(_behind(session, name, head, unparked=True), None) is not None
-        or any(group.is_elastic and is_admitted(group) for group in session.busy())
+        or any(group.is_elastic and is_admitted(group) for group in session.unsettled())
     )
 
 
@@ -488,7 +488,7 @@ def _growing(session: Session, line: _BackfillLine) -> list[GroupState]:
     """Return running elastic groups whose next pods would pass the head."""
     groups = [
         group
-        for group in session.busy()
+        for group in session.unsettled()
         if group.is_elastic
         and is_admitted(group)
         and group.next_pod is None

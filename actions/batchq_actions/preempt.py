@@ -92,8 +92,13 @@ def _all_are_equal(session: Session) -> bool:
     """Return whether no preemptor can have victims: all groups have the same priority, and none
     holds anything beyond minMember.
     """
-    return not session.snapshot.priority_classes and not any(
-        one.is_elastic and not one.is_array
+    if session.snapshot.priority_classes:
+        return False
+    # Every charged group is looked at, and each step of a generator would be a call.
+    elastic = [
+        one
         for holding in session.ledger.holding.values()
         for one in holding.values()
-    )
+        if one.is_elastic
+    ]
+    return all(one.is_array for one in elastic)

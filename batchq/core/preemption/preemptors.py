@@ -104,7 +104,8 @@ def gang_preemptors(session: Session, prefilter: VictimPrefilter) -> Preemptors:
     """
     if session.nodes.binding_refused is not None:
         return Preemptors([])
-    alone = {group.uid: group for group in session.busy()}
+    # Groups that run with all of their pods wait for nothing.
+    alone = {group.uid: group for group in session.unsettled()}
     for line in session.lines():
         alone |= line.singles
     alone |= {uid: session.groups[uid] for uid in session.refusals.own}
@@ -247,7 +248,8 @@ def elastic_preemptors(session: Session) -> Preemptors:
     """Return the running groups that want more pods and may evict for them."""
     if session.nodes.binding_refused is not None:
         return Preemptors([])
-    return Preemptors([group for group in session.busy() if is_elastic_preemptor(session, group)])
+    groups = [group for group in session.unsettled() if is_elastic_preemptor(session, group)]
+    return Preemptors(groups)
 
 
 def is_elastic_preemptor(session: Session, group: GroupState) -> bool:

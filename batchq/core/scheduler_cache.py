@@ -64,6 +64,7 @@ from batchq.core.preemption.pledges import note_pledge, owed_to
 from batchq.core.quota.fair_shares import ENDED, EndedUsage
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree, scopes_in
+from batchq.core.session.session import WholeGroups
 from batchq.core.session.session_nodes import NodeCache
 from batchq.core.session.snapshot import (
     Generation,
@@ -190,6 +191,8 @@ class SchedulerCache:
         self.busy: Ordered[GroupState] = Ordered()
         #: Those of them that do not just run with all of their pods, by key; in no order.
         self.unsettled: dict[str, GroupState] = {}
+        #: The others.
+        self.whole = WholeGroups()
         self.wake_up_index = WakeUpIndex()
         self.node_refusals = NodeRefusals()
         #: By uid: groups whose records have kept places; and groups that wait only for nodes and
@@ -547,12 +550,15 @@ class SchedulerCache:
     def _note_settled(self, group: GroupState) -> None:
         if group.runs_whole:
             self.unsettled.pop(group.key, None)
+            self.whole.add(group)
         else:
             self.unsettled[group.key] = group
+            self.whole.discard(group.key)
 
     def _leave_busy(self, key: str) -> None:
         self.busy.discard(key)
         self.unsettled.pop(key, None)
+        self.whole.discard(key)
 
     def _is_plain(self, group: GroupState) -> bool:
         """Return whether only its queue and the limits decide whether the group is eligible."""

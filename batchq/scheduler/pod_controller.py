@@ -92,7 +92,7 @@ _RUNS = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
 def settle(session: Session) -> None:
     """Apply everything that has happened since the last session."""
     _notice_silent_nodes(session)
-    active, _ = needing_action(session, session.busy())
+    active, _ = needing_action(session)
     active = [group for group in active if group.uid not in session.pending.parked]
     for group in [*active, *_groups_missing_checks(session)]:
         with Statement(session) as statement:

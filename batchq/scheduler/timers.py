@@ -90,7 +90,7 @@ def next_due_at(session: Session, groups: Iterable[GroupState] | None = None) ->
     due = _of_session(session)
     for group in session.effects.touched.values():
         group.settled_until = None
-    active, first_at = needing_action(session, session.busy() if groups is None else groups)
+    active, first_at = needing_action(session, groups)
     due.append(first_at)
     for group in active:
         if group.uid not in session.effects.expired:
@@ -124,8 +124,11 @@ def _of_session(session: Session) -> list[int]:
     return due
 
 
-def needing_action(session: Session, groups: Iterable[GroupState]) -> tuple[list[GroupState], int]:
-    """Return the groups that may need action, and the first instant of the others (NEVER without).
+def needing_action(
+    session: Session, groups: Iterable[GroupState] | None = None
+) -> tuple[list[GroupState], int]:
+    """Return the groups that may need action, by key, and the first instant of the others (NEVER
+    without). With `groups`, only these groups count.
 
     A settled group needs no action while none of its clocks has run out, no pledge counts on its
     resources, and the configuration generation (`session.pending.generation`) is the same.
@@ -137,6 +140,9 @@ def needing_action(session: Session, groups: Iterable[GroupState]) -> tuple[list
     )
     found: list[GroupState] = []
     first_at = NEVER
+    if groups is None:
+        groups, whole_at = _likely(session)
+        first_at = NEVER if whole_at is None else whole_at
     for group in groups:
         until = group.settled_until
         if until is None or until[0] != generation or until[1] <= now_ms or group.uid in preemptors:
@@ -144,6 +150,25 @@ def needing_action(session: Session, groups: Iterable[GroupState]) -> tuple[list
         elif until[1] < first_at:
             first_at = until[1]
     return found, first_at
+
+
+def _likely(session: Session) -> tuple[list[GroupState], int | None]:
+    """Return the busy groups, by key, without those that run with all of their pods and are known
+    to be settled, and the first instant of the latter.
+    """
+    likely, whole = session.unsettled(), session.carried.whole
+    more = [
+        *whole.due(session.pending.generation, session.now_ms),
+        *[
+            group
+            for uid in session.ledger.preemptors
+            if (group := session.groups.get(uid)) is not None and group.key in whole
+        ],
+    ]
+    if more:
+        found = {group.key: group for group in (*likely, *more)}
+        likely = [found[key] for key in sorted(found)]
+    return likely, whole.next_at()
 
 
 def note_settled(session: Session, group: GroupState) -> None:
@@ -155,6 +180,7 @@ def note_settled(session: Session, group: GroupState) -> None:
     asked = session.tree.asks_for_checks and names_in(session, group.chain)
     if not asked and first_at > session.now_ms:
         group.settled_until = (session.pending.generation, first_at)
+        session.carried.whole.settle(group, first_at)
 
 
 def clocks_of(session: Session, group: GroupState) -> list[int]:

@@ -20,8 +20,17 @@ same snapshot, settings and `now_ms` give the same decisions.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from copy import copy
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
@@ -51,6 +60,8 @@ _MOST_SHAPES = 10_000
 #: The plugin name in the session's own verdicts.
 SESSION = "session"
 _key_of = attrgetter("key")
+#: So many outdated clocks are kept besides as many as there are groups.
+_MOST_OUTDATED = 1_000
 
 
 class Action(Protocol):
@@ -103,6 +114,7 @@ class CarriedState(Protocol):
     strayed: PendingQueue
     busy: Ordered[GroupState]
     unsettled: dict[str, GroupState]
+    whole: WholeGroups
     ledger: LedgerView
     wake_up_index: WakeUpIndex
     dependents: dict[str, dict[str, None]]
@@ -189,6 +201,65 @@ class BusyGroups:
                     insort(self._groups, group, key=_key_of)
                 self._uids.update(group.uid for group in more)
         return self._groups
+
+
+class WholeGroups:
+    """The groups that run with all of their pods, by key, and when a controller must look at each.
+
+    It looks after each change of a group, in each new configuration generation, and when the first
+    of the group's clocks runs out. Otherwise a session visits none of them.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[str, GroupState] = {}
+        #: Those that may need action; the others have an entry in `_clocks`.
+        self._due: dict[str, GroupState] = {}
+        #: (instant in ms, key), outdated ones included.
+        self._clocks: list[tuple[int, str]] = []
+        self._generation: object = None
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._groups
+
+    def add(self, group: GroupState) -> None:
+        """Add a group, or the new state of one."""
+        self._groups[group.key] = self._due[group.key] = group
+
+    def discard(self, key: str) -> None:
+        """Remove a group, if it is there."""
+        self._groups.pop(key, None)
+        self._due.pop(key, None)
+
+    def settle(self, group: GroupState, until: int) -> None:
+        """Record that nothing happens to a group before an instant unless it changes."""
+        if self._groups.get(group.key) is not group:
+            return
+        self._due.pop(group.key, None)
+        if len(self._clocks) > 2 * len(self._groups) + _MOST_OUTDATED:
+            self._clocks = [entry for entry in self._clocks if self._is_valid(*entry)]
+            heapify(self._clocks)
+        heappush(self._clocks, (until, group.key))
+
+    def due(self, generation: object, now_ms: int) -> Collection[GroupState]:
+        """Return the groups that may need action in a configuration generation at an instant."""
+        if generation != self._generation:
+            self._generation = generation
+            self._due, self._clocks = dict(self._groups), []
+        while self._clocks and self._clocks[0][0] <= now_ms:
+            _, key = heappop(self._clocks)
+            if key in self._groups:
+                self._due[key] = self._groups[key]
+        return self._due.values()
+
+    def next_at(self) -> int | None:
+        """Return the first instant at which a group that is not due may need action."""
+        while self._clocks and not self._is_valid(*self._clocks[0]):
+            heappop(self._clocks)
+        return self._clocks[0][0] if self._clocks else None
+
+    def _is_valid(self, at: int, key: str) -> bool:
+        group = self._groups.get(key)
+        return group is not None and group.settled_until == (self._generation, at)
 
 
 class PendingGroups:

@@ -20,6 +20,7 @@ from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe
 from batchq.core.node_timeline import nodes_decide
 from batchq.core.pending.queue import (
+    Candidates,
     blockers,
     candidates,
     candidates_in_one_line,
@@ -170,7 +171,9 @@ def _serve_queues(
     lines = candidates(
         session, drained, whole=lambda name: heads_matter or _is_strict_queue(session, name)
     )
-    turns = FairShareSelector(session, lines, lambda name: lines[name].peek())
+    turns = FairShareSelector(
+        session, lines, lambda name: _first_in_line(session, lines[name], growing)
+    )
     headed: set[str] = set()
     # 1. Fairness names the queue; its first group that is not skipped is tried.
     while (name := turns.next()) is not None:
@@ -195,6 +198,18 @@ def _serve_queues(
             if several and name not in headed:
                 headed.add(name)
                 reserve_from_borrowers(session, group)
+
+
+def _first_in_line(
+    session: Session, line: Candidates, growing: GrowingGroups
+) -> GroupState | None:
+    """Return the next group of a line after those that are out of line, which are refused: between
+    equal shares the older head goes first, and no group that may not start is a head.
+    """
+    while (group := line.next_out_of_line()) is not None:
+        _try(session, group, growing)
+        line.pass_over()
+    return line.peek()
 
 
 def _serve_one_line(

@@ -355,3 +355,36 @@ def test_a_group_that_no_node_takes_stays_out_of_the_demand_when_its_reasons_wer
 def a_waiting(name: str, queue: str, cpu: int) -> PodGroup:
     task = a_task("w", 1, requests={"cpu": cpu}, command=("true",))
     return a_group(name, tasks=(task,), queue=queue)
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["is parked", "has just come"])
+@pytest.mark.parametrize(
+    "held",
+    [
+        pytest.param(
+            _group("held", queue="qb", suspend=True, priority_class_name="high"), id="suspended"
+        ),
+        pytest.param(_gated("held", queue="qb", priority_class_name="high"), id="gated"),
+    ],
+)
+def test_a_group_that_may_not_start_is_no_head_between_equal_shares(
+    held: PodGroup, seen: bool
+) -> None:
+    stack = _stack()
+    stack.apply(a_queue("qa"), a_queue("qb"), a_queue("qc"), a_priority("high", 10))
+    stack.apply(_group("runs", queue="qc", cpu=4))
+    stack.until_idle()
+    stack.start_pods()
+    stack.until_idle()
+    for name, queue in (("old", "qb"), ("young", "qa")):
+        stack.clock.at_ms += 1_000
+        stack.apply(_group(name, queue=queue, cpu=4))
+    stack.until_idle()
+    stack.clock.at_ms += 1_000
+    stack.apply(held)
+    if seen:
+        stack.until_idle()
+    stack.end_pods()
+    stack.turn()
+    admitted = [n for n in ("old", "young") if stack.group(n).status.phase != "Pending"]
+    assert admitted == ["old"]

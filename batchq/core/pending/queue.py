@@ -78,9 +78,32 @@ class Candidates:
         """Return the next group, which may be one that `next` leaves out; None at the end."""
         return self._groups.peek()
 
+    def next_out_of_line(self) -> GroupState | None:
+        """Return the next group if it is ineligible; None, without a step, if the line goes on with
+        another one or has ended.
+        """
+        groups = self._groups
+        while (group := groups.peek()) is not None and _is_out_of_line(self._session, group):
+            groups.next()
+            peers = None if self._whole else groups.peers
+            if peers is None or not is_kept_out(self._session, peers):
+                return group
+            groups.pass_over()
+        return None
+
     def pass_over(self) -> None:
         """Skip the groups that share the last group's refusal."""
         self._groups.pass_over()
+
+
+def _is_out_of_line(session: Session, group: GroupState) -> bool:
+    """Return whether a group that has reserved nothing is ineligible, whatever is free."""
+    if group.phase != PodGroupPhase.PENDING or group.reserved:
+        return False
+    return any(
+        not verdict.in_line and verdict.reason != Waiting.WAITING_FOR_QUOTA
+        for verdict in out_of_line_refusals(session, group)
+    )
 
 
 def candidates(

@@ -200,9 +200,7 @@ def _serve_queues(
                 reserve_from_borrowers(session, group)
 
 
-def _first_in_line(
-    session: Session, line: Candidates, growing: GrowingGroups
-) -> GroupState | None:
+def _first_in_line(session: Session, line: Candidates, growing: GrowingGroups) -> GroupState | None:
     """Return the next group of a line after those that are out of line, which are refused: between
     equal shares the older head goes first, and no group that may not start is a head.
     """

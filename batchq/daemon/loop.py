@@ -272,7 +272,8 @@ class Loop:
         if self._due_in_s is not None:
             waits_s.append(max(self._due_in_s, self._distance_s()) - since_last_s)
         if self._soon_at is not None and not self._holding_off:
-            waits_s.append(self._soon_at - time.monotonic())
+            soon_s = self._soon_at - time.monotonic()
+            waits_s.append(max(soon_s, self._distance_s() - since_last_s))
         return max(0.0, min(waits_s)) if waits_s else None
 
     def _end_period(self) -> None:

@@ -36,11 +36,15 @@ class ChangeWatch:
         #: The last one that `wait` has found.
         self._seen = 0
         self._wrote_at = -_WRITES_WITHIN_S
-        #: Called with what this process has written; if it is given, that is known.
+        #: Called with what this process has written; if it is given, that is known, and so is
+        #: what was read.
         self.wrote: Callable[[Sequence[Transaction]], None] | None = None
 
     def note_read(self, revision: int) -> None:
         """Note that every change up to this one was read."""
+        if self.wrote is None:
+            # A client may have read something else before, and waits for changes of that.
+            return
         with self._lock:
             self._known = max(self._known, revision)
 

@@ -16,6 +16,7 @@ import hiredis
 import redis
 from redis import exceptions as broken
 from redis.client import NEVER_DECODE, Pipeline
+from redis.sentinel import SentinelConnectionPool
 
 #: A connection that was used within this time is used again without a look at it: the look is two
 #: system calls. If the server has closed it since, the command fails as if that came a moment
@@ -29,7 +30,9 @@ class DirectClient(redis.Redis):
     def __init__(self, *args: Any, **options: Any) -> None:
         """See `redis.Redis`."""
         super().__init__(*args, **options)
-        self.idle = _Idle()
+        # A pool of sentinels asks them which server is primary when a connection is taken from it.
+        asks_anew = isinstance(self.connection_pool, SentinelConnectionPool)
+        self.idle = None if asks_anew else _Idle()
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """See `redis.Redis`."""
@@ -48,7 +51,7 @@ class DirectClient(redis.Redis):
 
 def forget_idle(client: redis.Redis) -> None:
     """Give every connection that is not in use back to the client's pool."""
-    if isinstance(client, DirectClient):
+    if isinstance(client, DirectClient) and client.idle is not None:
         client.idle.give_back_all(client.connection_pool)
 
 

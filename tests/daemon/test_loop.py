@@ -430,6 +430,15 @@ def test_a_change_that_no_decision_waits_for_has_its_turn_a_moment_later() -> No
         assert turns.began[1] - asked_at >= SOON_S
 
 
+def test_a_change_that_no_decision_waits_for_keeps_the_distance_between_turns() -> None:
+    turns = Turns()
+    with running(turns, apart_ms=500) as loop:
+        until(lambda: turns.count == 1)
+        loop.wake_soon()
+        until(lambda: turns.count == 2)
+    assert turns.began[1] - turns.ended[0] >= 0.49
+
+
 def test_a_change_that_no_decision_waits_for_shares_the_turn_of_the_next() -> None:
     turns = Turns()
     with running(turns) as loop:

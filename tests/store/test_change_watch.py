@@ -46,6 +46,18 @@ def test_a_change_that_was_read_is_no_news(own: RedisStore, redis_store: RedisSt
     assert not own.wait_for_change(0)
 
 
+def test_a_client_hears_of_a_change_that_came_between_two_of_its_reads(
+    open_redis: Callable[[], RedisStore], redis_store: RedisStore
+) -> None:
+    client = open_redis()
+    client.list("Queue")
+    make(redis_store, "a")
+    # It may use this for something else than queues.
+    client.snapshot()
+    assert client.wait_for_change(0)
+    assert not client.wait_for_change(0)
+
+
 def test_its_own_change_hides_no_unread_change_before_it(
     own: RedisStore, redis_store: RedisStore
 ) -> None:

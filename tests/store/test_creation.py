@@ -169,6 +169,10 @@ STATES = {
         Transaction(subject="charge", charges=(charge_of("u1", 300),))
     ),
     "a malformed count of writes": damaged(lambda raw: raw.set(keys.REVISION, "many")),
+    "an empty count of writes": damaged(lambda raw: raw.set(keys.REVISION, "")),
+    "a count of writes with zeros before it": damaged(lambda raw: raw.set(keys.REVISION, "01")),
+    "an empty sum": damaged(lambda raw: raw.hset(keys.LEDGER, LEDGER_FIELD, "")),
+    "a sum with zeros before it": damaged(lambda raw: raw.hset(keys.LEDGER, LEDGER_FIELD, "01000")),
     "a negative count of writes": damaged(lambda raw: raw.set(keys.REVISION, "-4")),
     "a large count of writes": damaged(lambda raw: raw.set(keys.REVISION, str(2**52 - 7))),
     "a count of writes set back": damaged(lambda raw: raw.set(keys.REVISION, "0")),

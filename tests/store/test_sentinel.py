@@ -248,6 +248,30 @@ def test_a_former_primary_that_wakes_up_gets_no_more_writes(
     assert not holds(dying, before, "late")
 
 
+def test_a_client_that_never_rests_asks_the_sentinels_as_often_as_others(
+    watched: ReplicatedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(urls, "LOOK_EVERY_S", 0.05)
+    looks, ask = [], urls.PrimaryPool.get_master_address
+
+    def noted(pool: urls.PrimaryPool) -> object:
+        looks.append(pool)
+        return ask(pool)
+
+    monkeypatch.setattr(urls.PrimaryPool, "get_master_address", noted)
+    store = open_store(watched.url)
+    insist(store, "early")
+    looks.clear()
+
+    def is_asked_while_it_goes_on() -> bool:
+        for _ in range(100):
+            store.link.ask(lambda client: client.ping())
+        return len(looks) >= 3
+
+    until(is_asked_while_it_goes_on, within_s=30)
+    store.close()
+
+
 def test_a_primary_that_becomes_a_replica_causes_a_bounded_outage(
     watched: ReplicatedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,12 +23,14 @@ end
 -- A table is an error here and below.
 if try('HGET', KEYS[6], ARGV[6]) or try('HGET', KEYS[7], ARGV[2]) then return '' end
 
--- Numbers of so many digits are added exactly, and are below every bound.
-local DIGITS = 15
+-- As batchq writes a number; of so many digits, they are added exactly, and are below every bound.
+local function is_plain(number)
+  if type(number) == 'table' or #number > 15 then return false end
+  return number == '0' or string.find(number, '^[1-9]%d*$') ~= nil
+end
 local field = ARGV[8] .. ' ' .. ARGV[9]
 local writes, sum = try('GET', KEYS[2]) or '0', try('HGET', KEYS[5], field) or '0'
-if type(writes) == 'table' or #writes > DIGITS or string.find(writes, '%D') then return '' end
-if type(sum) == 'table' or #sum > DIGITS or string.find(sum, '%D') then return '' end
+if not is_plain(writes) or not is_plain(sum) then return '' end
 local revision, total = writes + 1, sum + ARGV[10]
 
 local limits = try('HMGET', ARGV[14], ARGV[8], ARGV[15])

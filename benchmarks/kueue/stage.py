@@ -21,7 +21,8 @@ from batchq.daemon import embedded_server as embedded
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 
 #: As in Kueue's own run: evictions within a queue and within a cohort, no placement.
-CONFIG = "actions: [enqueue, reclaim, preempt]\n"
+#: All groups are in one namespace, as in Kueue's load.
+CONFIG = "actions: [enqueue, reclaim, preempt]\nmaxPodGroupsPerNamespace: 1000000\n"
 #: The processes that `--profile` profiles; a profiler would delay the submitter.
 PROFILED = ("daemon", "consumer")
 _READY_WITHIN_S = 60.0

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from batchq.config.load import read_config
 from benchmarks.kueue.load import BASELINE, LARGE_SCALE, Class, scaled, submissions
 from benchmarks.kueue.run import Outcome, rows_of, run
+from benchmarks.kueue.stage import CONFIG
 from benchmarks.kueue.truth import Story, faults
 
 pytestmark = pytest.mark.e2e
@@ -37,6 +39,11 @@ def test_every_group_completes_once_and_usage_never_exceeds_the_capacity(
     assert outcome.faults == []
     assert Counter(outcome.story.phases.values()) == {"Completed": 56}
     assert outcome.story.most["0"] == 40
+
+
+def test_the_namespace_may_have_all_groups_of_the_largest_load() -> None:
+    settings = read_config(CONFIG, "the benchmark's").settings
+    assert settings.max_pod_groups_per_namespace >= LARGE_SCALE.groups
 
 
 def test_every_group_evicted_while_running_runs_again(outcome: Outcome) -> None:

@@ -201,10 +201,11 @@ def _serve_queues(
 
 
 def _first_in_line(session: Session, line: Candidates, growing: GrowingGroups) -> GroupState | None:
-    """Return the next group of a line after those that are out of line, which are refused: between
-    equal shares the older head goes first, and no group that may not start is a head.
+    """Refuse the ineligible groups at the front of a line, and return the group after them.
+
+    Between equal shares the older head goes first, and an ineligible group is no head.
     """
-    while (group := line.next_out_of_line()) is not None:
+    while (group := line.next_ineligible()) is not None:
         _try(session, group, growing)
         line.pass_over()
     return line.peek()

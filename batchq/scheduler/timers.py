@@ -141,7 +141,7 @@ def needing_action(
     found: list[GroupState] = []
     first_at = NEVER
     if groups is None:
-        groups, whole_at = _likely(session)
+        groups, whole_at = _may_need_action(session)
         first_at = NEVER if whole_at is None else whole_at
     for group in groups:
         until = group.settled_until
@@ -152,11 +152,11 @@ def needing_action(
     return found, first_at
 
 
-def _likely(session: Session) -> tuple[list[GroupState], int | None]:
+def _may_need_action(session: Session) -> tuple[list[GroupState], int | None]:
     """Return the busy groups, by key, without those that run with all of their pods and are known
     to be settled, and the first instant of the latter.
     """
-    likely, whole = session.unsettled(), session.carried.whole
+    found, whole = session.unsettled(), session.carried.whole
     more = [
         *whole.due(session.pending.generation, session.now_ms),
         *[
@@ -166,9 +166,9 @@ def _likely(session: Session) -> tuple[list[GroupState], int | None]:
         ],
     ]
     if more:
-        found = {group.key: group for group in (*likely, *more)}
-        likely = [found[key] for key in sorted(found)]
-    return likely, whole.next_at()
+        by_key = {group.key: group for group in (*found, *more)}
+        found = [by_key[key] for key in sorted(by_key)]
+    return found, whole.next_at()
 
 
 def note_settled(session: Session, group: GroupState) -> None:

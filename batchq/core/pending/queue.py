@@ -78,12 +78,12 @@ class Candidates:
         """Return the next group, which may be one that `next` leaves out; None at the end."""
         return self._groups.peek()
 
-    def next_out_of_line(self) -> GroupState | None:
+    def next_ineligible(self) -> GroupState | None:
         """Return the next group if it is ineligible; None, without a step, if the line goes on with
         another one or has ended.
         """
         groups = self._groups
-        while (group := groups.peek()) is not None and _is_out_of_line(self._session, group):
+        while (group := groups.peek()) is not None and _is_ineligible(self._session, group):
             groups.next()
             peers = None if self._whole else groups.peers
             if peers is None or not is_kept_out(self._session, peers):
@@ -96,7 +96,7 @@ class Candidates:
         self._groups.pass_over()
 
 
-def _is_out_of_line(session: Session, group: GroupState) -> bool:
+def _is_ineligible(session: Session, group: GroupState) -> bool:
     """Return whether a group that has reserved nothing is ineligible, whatever is free."""
     if group.phase != PodGroupPhase.PENDING or group.reserved:
         return False

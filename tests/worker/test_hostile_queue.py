@@ -132,8 +132,13 @@ def test_foreign_members_of_rqs_sets_and_registries_are_removed(
 
 def test_an_endless_queue_is_taken_out_and_pods_still_run(stage: Stage, raw: redis.Redis) -> None:
     stage.start_agent()
-    for start in range(0, 150_000, 50_000):
-        raw.rpush(QUEUE, *(f"no-job-{number}-1" for number in range(start, start + 50_000)))
+    # All at once: the agent could remove a third of them before the next came.
+    with raw.pipeline(transaction=True) as pipeline:
+        for start in range(0, 150_000, 50_000):
+            pipeline.rpush(
+                QUEUE, *(f"no-job-{number}-1" for number in range(start, start + 50_000))
+            )
+        pipeline.execute()
     (pod,) = stage.bind("true")
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
     until(lambda: raw.llen(QUEUE) == 0, within_s=WITHIN_S)

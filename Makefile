@@ -57,6 +57,8 @@ bench: $(VENV)/.installed-test  ## the benchmarks, each compared with an alterna
 SCALE := 1
 of = $(shell awk 'BEGIN { many = $(1) * $(SCALE); print (many < 1 ? 1 : int(many)) }')
 THOROUGHLY := BATCHQ_EFFORT=swarm BATCHQ_SCALE=$(SCALE) $(BIN)/pytest
+# Of these, and of all that Hypothesis tries in these folders, `make test` plays a sample.
+SAMPLED = $(shell grep -rlw tests.effort tests --include='test_*.py')
 SLOW := $(if $(filter 1,$(SCALE)),,tests/e2e/test_gates.py tests/e2e/test_external.py)
 
 swarm: $(VENV)/.installed-test  ## thousands of random worlds and days, 500 kills on a live stack, slow tests
@@ -67,7 +69,7 @@ swarm: $(VENV)/.installed-test  ## thousands of random worlds and days, 500 kill
 .NOTPARALLEL:
 .PHONY: swarm-of-tests swarm-of-worlds swarm-of-days swarm-of-faults swarm-of-kills swarm-of-damage swarm-of-requests swarm-of-frameworks swarm-of-slow-tests
 swarm-of-tests:
-	$(THOROUGHLY) tests/property tests/sim tests/client tests/days tests/traces tests/contract tests/unit/test_manifest_roundtrip.py tests/unit/test_access.py
+	$(THOROUGHLY) tests/property tests/sim tests/client tests/days tests/traces tests/contract $(SAMPLED)
 swarm-of-worlds:
 	$(BIN)/python -m tests.worlds --seeds $(call of,5000)
 	$(BIN)/python -m tests.worlds --wide --seeds $(call of,5000)

@@ -1,14 +1,15 @@
 """The share of the long tests that a run plays: a sample, or with BATCHQ_EFFORT=swarm all.
 
-`make test` plays the sample on every change; `make swarm` plays all, or with BATCHQ_SCALE=0.1 a
-tenth, but no less than the sample.
+`make test` plays the sample on every change; `make swarm` plays all of each file that imports this
+module, or with BATCHQ_SCALE=0.1 a tenth, but no less than the sample.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from itertools import product
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -31,3 +32,15 @@ def sample(items: Iterable[T], most: int) -> Sequence[T]:
     if len(every) <= most:
         return every
     return [every[place * (len(every) - 1) // (most - 1)] for place in range(most)]
+
+
+def grid(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Return combinations of the axes' values in which each value is met.
+
+    A thorough run gets all combinations.
+    """
+    values = [list(axis) for axis in axes]
+    if THOROUGH:
+        return list(product(*values))
+    longest = max(map(len, values))
+    return [tuple(axis[place % len(axis)] for axis in values) for place in range(longest)]

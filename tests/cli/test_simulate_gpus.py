@@ -14,6 +14,7 @@ import pytest
 from batchq.cli.simulate import recorded
 from batchq.lab.gpu_usage import DEFAULT_SEED, MOST_PERCENT, PLACEMENTS
 from tests.cli.conftest import run
+from tests.effort import sample
 from tests.traces.openb import a_node, a_pod, nodes_csv, pods_csv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,7 +187,7 @@ def test_any_hash_seed_gives_the_same_answer(trace: Path, mode: tuple[str, ...])
             cwd=trace,
             env={"PYTHONPATH": f"{ROOT}:{ROOT / 'actions'}", "PYTHONHASHSEED": hash_seed},
         ).stdout
-        for hash_seed in ("0", "1", "42")
+        for hash_seed in sample(("0", "1", "42"), 2)
     }
     assert len(result) == 1
 

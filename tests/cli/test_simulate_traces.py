@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import run
+from tests.effort import sample
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -335,7 +336,7 @@ def test_a_world_of_any_name_is_a_world(tmp_path: Path) -> None:
 
 def test_every_hash_seed_gives_the_same_figures_and_the_same_picture(log: Path) -> None:
     result = set()
-    for seed in ("0", "1", "42"):
+    for seed in sample(("0", "1", "42"), 2):
         plot = log.with_name(f"{seed}.svg")
         words = ("--policy", "easy", "--policy", "first-fit", "--by", "user", "-o", "json")
         done = subprocess.run(

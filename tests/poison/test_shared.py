@@ -29,6 +29,7 @@ from batchq.store.redis import RedisStore
 from batchq.store.schedulers import attend, attending
 from batchq.system import RandomIds
 from tests.daemon.waiting import until
+from tests.effort import grid
 from tests.poison.damage import DAMAGES, DEEP, HUGE
 
 #: Short, since a damaged identity may look like another leader, whose lease has to end first.
@@ -210,19 +211,20 @@ FIELDS = (
 )
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize(("name", "field"), FIELDS, ids=lambda part: part)
+@pytest.mark.parametrize(("place", "damage"), grid(FIELDS, DAMAGES))
 def test_an_unreadable_field_costs_no_decision(
-    small: Small, raw: redis.Redis, name: str, field: str, damage: str
+    small: Small, raw: redis.Redis, place: tuple[str, str], damage: str
 ) -> None:
+    name, field = place
     raw.hset(name, field, DAMAGES[damage])
     raw.hset(name, b"\xff", DAMAGES[damage])
     doctor_ends(small)
     goes_on(small)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", [keys.REVISION, keys.EPOCH, keys.CONFIG])
+@pytest.mark.parametrize(
+    ("name", "damage"), grid([keys.REVISION, keys.EPOCH, keys.CONFIG], DAMAGES)
+)
 def test_an_unreadable_value_costs_no_decision(
     small: Small, raw: redis.Redis, name: str, damage: str
 ) -> None:
@@ -235,19 +237,18 @@ def test_an_unreadable_value_costs_no_decision(
         assert stored.startswith(b"actions:")
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize(
-    ("name", "field"),
-    [
-        (keys.EVENTS, "event"),
-        (keys.EVENTS, "other"),
-        (keys.CHANGES, "kind"),
-        (keys.LEADER_CHANNEL, "node"),
-    ],
+ENTRIES = (
+    *((keys.EVENTS, field) for field in ("event", "other")),
+    (keys.CHANGES, "kind"),
+    (keys.LEADER_CHANNEL, "node"),
 )
+
+
+@pytest.mark.parametrize(("place", "damage"), grid(ENTRIES, DAMAGES))
 def test_an_unreadable_entry_costs_no_decision(
-    small: Small, raw: redis.Redis, name: str, field: str, damage: str
+    small: Small, raw: redis.Redis, place: tuple[str, str], damage: str
 ) -> None:
+    name, field = place
     raw.xadd(name, {field: DAMAGES[damage], b"\xff": b"\xff"})
     doctor_ends(small)
     goes_on(small)
@@ -359,8 +360,10 @@ def test_why_a_node_is_closed_is_said_after_the_server_could_not_take_it(
     assert small.reason_of("n1") == f"{SPOILED}: a report in {{bq}}:inbox:n1 is unreadable"
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("field", [b"beat", b"run", b"u1-1-0-1", b"\xff", b"x-" + b"9" * 5000])
+LEASES = (b"beat", b"run", b"u1-1-0-1", b"\xff", b"x-" + b"9" * 5000)
+
+
+@pytest.mark.parametrize(("field", "damage"), grid(LEASES, DAMAGES))
 def test_an_unreadable_heartbeat_or_lease_costs_no_decision(
     small: Small, raw: redis.Redis, field: bytes, damage: str
 ) -> None:
@@ -395,8 +398,14 @@ FACTS = {
 }
 
 
-@pytest.mark.parametrize("damage", FACTS)
-@pytest.mark.parametrize("subject", [b"node", b"u1-1-0-1", b"\xff", b"", b"x" * 100_000], ids=len)
+SUBJECTS = (b"node", b"u1-1-0-1", b"\xff", b"", b"x" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("subject", "damage"),
+    grid(SUBJECTS, FACTS),
+    ids=lambda part: len(part) if isinstance(part, bytes) else None,
+)
 def test_an_unreadable_report_is_removed(
     small: Small, raw: redis.Redis, subject: bytes, damage: str
 ) -> None:
@@ -409,9 +418,10 @@ def test_an_unreadable_report_is_removed(
 FAR_IDS = (f"{2**64 - 1}-{2**64 - 1}", f"9999999999999999-{2**64 - 1}")
 
 
-@pytest.mark.parametrize("is_left", [True, False], ids=["left there", "taken out again"])
-@pytest.mark.parametrize("id_", FAR_IDS)
-@pytest.mark.parametrize("name", [keys.EVENTS, keys.LEADER_CHANNEL, keys.wake_up_channel("n1")])
+STREAMS = (keys.EVENTS, keys.LEADER_CHANNEL, keys.wake_up_channel("n1"))
+
+
+@pytest.mark.parametrize(("name", "id_", "is_left"), grid(STREAMS, FAR_IDS, [True, False]))
 def test_a_stream_without_ids_left_is_reported_and_recreated(
     small: Small, raw: redis.Redis, name: str, id_: str, is_left: bool
 ) -> None:

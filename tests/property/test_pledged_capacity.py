@@ -21,7 +21,8 @@ from batchq.core.session.state import GroupState
 from tests.effort import usually
 from tests.worlds.play import failure_of
 
-SEEDS = range(usually(12, 40))
+#: In the first two, preemptors often wait for victims.
+SEEDS = (6, 8, *range(usually(0, 40)))
 
 
 def test_incremental_sums_equal_the_sums_of_all_pledges(

@@ -15,7 +15,7 @@ from batchq.api.objects import PodGroup, Retry
 from batchq.errors import InvariantBroken, StoreUnavailable
 from batchq.lab.simulation.world import VirtualClock
 from tests.builders import a_group, a_quota, a_task, amounts
-from tests.effort import sample
+from tests.effort import grid, sample
 from tests.faults.cluster import Cluster, Ended
 from tests.faults.machines import Script
 from tests.faults.processes import Request
@@ -91,8 +91,7 @@ def test_without_faults_the_story_ends_as_expected(name: str) -> None:
     assert ended.starts == story.starts
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize(("name", "mode"), grid(STORIES, Mode))
 def test_the_story_ends_as_expected_whichever_call_fails(name: str, mode: Mode) -> None:
     story = STORIES[name]
     wrong = []

@@ -29,7 +29,7 @@ from batchq.client.changes import open_gate, renew_check, set_check
 from batchq.errors import InvariantBroken, StoreUnavailable
 from batchq.ports import Reader
 from tests.builders import a_group, a_priority, a_queue, a_task, amounts
-from tests.effort import sample
+from tests.effort import grid, sample
 from tests.faults.cluster import Cluster, Ended
 from tests.faults.machines import Script
 from tests.faults.processes import Request
@@ -313,8 +313,7 @@ def test_without_faults_the_story_ends_as_expected(name: str) -> None:
     assert all(ended.granted.values())
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize(("name", "mode"), grid(STORIES, Mode))
 def test_the_story_ends_as_expected_whichever_call_fails(name: str, mode: Mode) -> None:
     story = STORIES[name]
     wrong = []

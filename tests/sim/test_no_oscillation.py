@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.effort import usually
+from tests.effort import sample, usually
 from tests.sim.worlds import Manifest, evicted, group, node, outcome, priority, taker, timeline
 
 HOUR_S = 3600
@@ -109,7 +109,7 @@ WORLDS: dict[str, tuple[list[Manifest], list[tuple[int, int]], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", sample(WORLDS, 5))
 def test_no_pod_is_evicted_once_the_queues_are_even(name: str) -> None:
     world, expected, sessions = WORLDS[name]
     came = outcome(*world, cycles=sessions * LONG_S // HOUR_S)

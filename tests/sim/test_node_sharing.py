@@ -382,7 +382,7 @@ def described(seed: int, *, simple: bool = False) -> list[Manifest]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(usually(12, 24)))
+@pytest.mark.parametrize("seed", range(usually(5, 24)))
 def test_no_session_breaks_what_a_group_asks_of_its_nodes_and_all_end(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,7 +403,7 @@ def test_no_session_breaks_what_a_group_asks_of_its_nodes_and_all_end(
     assert sessions["all"] > 10
 
 
-@pytest.mark.parametrize("seed", range(usually(6, 12)))
+@pytest.mark.parametrize("seed", range(usually(3, 12)))
 def test_no_group_waits_at_rest_while_nodes_would_take_its_gang(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

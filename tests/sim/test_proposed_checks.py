@@ -80,15 +80,15 @@ def test_the_default_delay_of_a_retry_is_fifteen_minutes() -> None:
 
 def test_a_group_does_not_pass_the_many_others_that_wait_for_their_checks() -> None:
     """Its queue is of best effort, and its own check would pass at once."""
-    groups = [group(f"g{place}", queue="q") for place in range(100)]
+    groups = [group(f"g{place}", queue="q") for place in range(40)]
     came = outcome_until(
         60,
-        node("n1", 100),
+        node("n1", 40),
         *TWO,
         *groups,
         timeline({"at": "5s", "apply": group("next", queue="q")}),
     )
-    assert [(at, len(names)) for at, names in reserved(came)] == [(0, 100)]
+    assert [(at, len(names)) for at, names in reserved(came)] == [(0, 40)]
     assert reasons(came, "next") == ["WaitingForResources"]
     assert (admitted(came), requeued(came)) == ([], [])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import gc
 from functools import cache
 from pathlib import Path
 
@@ -34,12 +34,16 @@ def python_files(folders: tuple[str, ...] = EVERYTHING) -> list[Path]:
 @cache
 def parsed(path: Path) -> ast.Module:
     """Return a module's syntax tree."""
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    # All trees are kept, and have millions of nodes that each garbage collection would look at.
+    gc.freeze()
+    return tree
 
 
-def nodes(path: Path) -> Iterator[ast.AST]:
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
     """Return every node of a module's syntax tree."""
-    return ast.walk(parsed(path))
+    return tuple(ast.walk(parsed(path)))
 
 
 def place(path: Path, line: int | None = None) -> str:

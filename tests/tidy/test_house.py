@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.tidy.source import ROOT, report
+from tests.tidy.source import ROOT, nodes, report
 
 #: A package with more modules than this has a README that says where to begin.
 MOST_WITHOUT_A_PAGE = 5
@@ -30,7 +30,7 @@ def modules() -> dict[str, Path]:
 
 def imports(path: Path) -> Iterator[str]:
     """Return the modules that a file imports anywhere, including those for type checkers."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{one.name}" for one in node.names)
@@ -113,7 +113,7 @@ def test_a_test_is_named_for_its_subject() -> None:
     riddles = [
         f"{path.relative_to(ROOT)}: {node.name}"
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef)
         and node.name.startswith(tuple(f"test_{word}_" for word in RIDDLES))
     ]

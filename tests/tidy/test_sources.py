@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -34,12 +35,15 @@ def says(letter: str, kind: str) -> list[str]:
 
 @cache
 def cases() -> frozenset[str]:
-    """Return the pytest names of all cases in the files that the page mentions."""
+    """Return the pytest names of all cases in the files that the page mentions, also of those that
+    only `make swarm` plays.
+    """
     files = sorted({path for path, _, case in NAMED if case})
     listing = ["--collect-only", "-q", "-m", "", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *listing, *files],
         cwd=ROOT,
+        env={**os.environ, "BATCHQ_EFFORT": "swarm"},
         capture_output=True,
         text=True,
         timeout=280,

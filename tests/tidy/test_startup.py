@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,16 +39,21 @@ SLOW = {"asyncio", "http", "multiprocessing", "sqlite3", "ssl", "unittest", "xml
 
 def modules_loaded_by(*arguments: str, exits: Collection[int] = (0,)) -> set[str]:
     """Return the modules that `python ARGUMENTS` imports in addition to those of a bare Python."""
+    return _loaded(*arguments, exits=exits) - _loaded_by_python()
 
-    def loaded(*words: str) -> set[str]:
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", *words],
-            capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
-        )  # fmt: skip
-        assert done.returncode in exits, done.stderr[-2000:]
-        return set(re.findall(r"^import time:[^|]+\|[^|]+\| +(\S+)$", done.stderr, re.MULTILINE))
 
-    return loaded(*arguments) - loaded("-c", "pass")
+def _loaded(*words: str, exits: Collection[int] = (0,)) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *words],
+        capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode in exits, done.stderr[-2000:]
+    return set(re.findall(r"^import time:[^|]+\|[^|]+\| +(\S+)$", done.stderr, re.MULTILINE))
+
+
+@cache
+def _loaded_by_python() -> set[str]:
+    return _loaded("-c", "pass")
 
 
 def test_import_batchq_is_light() -> None:

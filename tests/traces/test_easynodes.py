@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from benchmarks.easynodes import missed, play
+from tests.effort import usually
 from tests.traces.easynodes import NodeJob, NodeMachine
 
 
@@ -36,8 +37,8 @@ def test_a_plain_easy_on_nodes_keeps_its_reservations_and_one_in_sums_does_not()
 
 def test_a_head_starts_on_its_nodes_no_later_than_reserved() -> None:
     """The daemon's own sessions on 100 nodes of 4 cpus; half of the jobs request whole nodes."""
-    load = jobs(7, 250, nodes=100, cpu=4)
+    load = jobs(7, usually(150, 250), nodes=100, cpu=4)
     starts, promised = play(load)
-    assert len(starts) == 250
-    assert len(promised) > 20
+    assert len(starts) == len(load)
+    assert len(promised) > 10
     assert missed(starts, promised) == []

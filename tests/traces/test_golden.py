@@ -21,7 +21,7 @@ from batchq.lab.traces import (
     strategy_of,
     swf_load,
 )
-from tests.effort import usually
+from tests.effort import grid, usually
 from tests.harness.traces import golden_starts, real_log
 
 KTH, SDSC = "KTH-SP2-1996-2", "SDSC-SP2-1998-4.2-cln"
@@ -56,14 +56,12 @@ def compare(log: str, policy: str, jobs: int, *, per_event: bool = False) -> Sch
     return schedule
 
 
-@pytest.mark.parametrize("log", [KTH, SDSC])
-@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize(("log", "policy"), grid([KTH, SDSC], POLICIES))
 def test_the_first_jobs_start_when_the_golden_file_says(log: str, policy: str) -> None:
     compare(log, policy, usually(250, 1000))
 
 
-@pytest.mark.parametrize("log", [KTH, SDSC])
-@pytest.mark.parametrize("policy", ["easy", "easy-sjf"])
+@pytest.mark.parametrize(("log", "policy"), grid([KTH, SDSC], ["easy", "easy-sjf"]))
 def test_so_they_do_with_one_pass_per_event(log: str, policy: str) -> None:
     compare(log, policy, usually(200, 1000), per_event=True)
 

@@ -6,6 +6,7 @@ from statistics import fmean
 
 import pytest
 
+from tests.effort import sample
 from tests.harness.traces import COLUMNS, golden_starts, real_log
 from tests.traces.oracle import Job, read_log, starts
 
@@ -27,7 +28,7 @@ LINE = [
 ]
 
 
-@pytest.mark.parametrize(("log", "policy", "per_event"), PUBLISHED)
+@pytest.mark.parametrize(("log", "policy", "per_event"), sample(PUBLISHED, 6))
 def test_the_oracle_starts_every_job_when_the_published_schedule_does(
     log: str, policy: str, per_event: bool
 ) -> None:

@@ -210,7 +210,7 @@ def test_skipping_sessions_does_not_change_the_schedule(
             schedule = play_load(load, POLICY_CONFIG, watch=watch, per_event=per_event)
         return structs.replace(schedule, sessions=0)
 
-    @settings(deadline=None, max_examples=usually(8, 40))
+    @settings(deadline=None, max_examples=usually(4, 40))
     @given(st.lists(SHAPES, min_size=1, max_size=25))
     def equal(shapes: list[tuple[int, ...]]) -> None:
         load = a_line(shapes, policy)

@@ -27,7 +27,7 @@ _TESTED = ("batchq", "actions")
 # busy machine, examples take any time.
 settings.register_profile(
     "batchq",
-    max_examples=usually(20, 5_000),
+    max_examples=usually(10, 5_000),
     deadline=None,
     print_blob=THOROUGH,
     suppress_health_check=[HealthCheck.too_slow],

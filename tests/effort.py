@@ -31,7 +31,7 @@ def sample(items: Iterable[T], most: int) -> Sequence[T]:
     most = usually(most, len(every))
     if len(every) <= most:
         return every
-    return [every[place * (len(every) - 1) // (most - 1)] for place in range(most)]
+    return [every[place * (len(every) - 1) // max(1, most - 1)] for place in range(most)]
 
 
 def grid(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:

@@ -17,6 +17,7 @@ from tests.cases.peers import (
     pages_business,
     the_page,
 )
+from tests.effort import sample
 
 PAGE = "peers-cases-kueue.md"
 PLAYED = [name for name, row in TABLE.items() if row.word in ("same", "differs")]
@@ -44,7 +45,7 @@ def test_the_result_of_a_case_is_what_its_row_says(name: str, cases: dict[str, D
     assert is_kueues(cases[name], came) == (TABLE[name].word == "same")
 
 
-@pytest.mark.parametrize("name", ABOUT_QUOTA)
+@pytest.mark.parametrize("name", sample(ABOUT_QUOTA, 9))
 def test_external_groups_have_the_same_result(name: str, cases: dict[str, Data]) -> None:
     assert cases[name]["mode"] in WORLDS
     assert came_to_others(cases[name]) == TABLE[name].came

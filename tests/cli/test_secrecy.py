@@ -9,19 +9,23 @@ import psutil
 import pytest
 
 from tests.daemon.waiting import until
+from tests.effort import sample
 
 CANARY = "canary-4711"
 
 
 @pytest.mark.parametrize(
     "option",
-    [
-        ["--redis-url", f"redis://:{CANARY}@127.0.0.1:1/0"],
-        [f"--redis-url=redis://somebody:{CANARY}@127.0.0.1:1/0"],
-        ["--no-color", "--redis-url", f"redis://127.0.0.1:1/0?password={CANARY}"],
-        ["--redis-url", f"redis+sentinel://:{CANARY}@127.0.0.1:1,127.0.0.1:2/main"],
-        ["--redis-url", f"redis+sentinel://127.0.0.1:1/main?sentinel_password={CANARY}"],
-    ],
+    sample(
+        [
+            ["--redis-url", f"redis://:{CANARY}@127.0.0.1:1/0"],
+            [f"--redis-url=redis://somebody:{CANARY}@127.0.0.1:1/0"],
+            ["--no-color", "--redis-url", f"redis://127.0.0.1:1/0?password={CANARY}"],
+            ["--redis-url", f"redis+sentinel://:{CANARY}@127.0.0.1:1,127.0.0.1:2/main"],
+            ["--redis-url", f"redis+sentinel://127.0.0.1:1/main?sentinel_password={CANARY}"],
+        ],
+        3,
+    ),
 )
 def test_a_running_command_shows_no_password(option: list[str]) -> None:
     process = subprocess.Popen(

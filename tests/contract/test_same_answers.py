@@ -107,7 +107,7 @@ COMMITS: st.SearchStrategy[list[Asked]] = st.lists(
 
 
 @settings(
-    max_examples=usually(50, 200),
+    max_examples=usually(20, 200),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -154,7 +154,7 @@ def counted(memory: MemoryStore) -> dict[str, dict[str, int]]:
     return sums
 
 
-@settings(max_examples=usually(25, 100), deadline=None)
+@settings(max_examples=usually(10, 100), deadline=None)
 @given(commits=COMMITS)
 def test_a_refused_transaction_leaves_no_trace(
     commits: Sequence[Asked],

@@ -113,8 +113,13 @@ def test_the_example_keeps_every_promise(machine: Machine) -> None:
             "it has claimed a group of queue others",
             marks=pytest.mark.slow,
         ),
-        ("leaves-orphans", "dies_with_its_work", "its work ran on when its claim had lapsed"),
-        ("shares-nothing", "shares", "ran twice at once"),
+        pytest.param(
+            "leaves-orphans",
+            "dies_with_its_work",
+            "its work ran on when its claim had lapsed",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("shares-nothing", "shares", "ran twice at once", marks=pytest.mark.slow),
     ],
 )
 def test_the_check_finds_the_fault_of_a_broken_consumer(fault: str, promise: str, why: str) -> None:

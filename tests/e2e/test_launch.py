@@ -27,6 +27,7 @@ from tests.e2e.machine import (
     process_group_of_a_pod,
     until,
 )
+from tests.effort import sample
 from tests.tidy.command_lines import commands_in
 from tests.tidy.source import ROOT
 
@@ -374,7 +375,7 @@ def test_the_other_pods_of_an_mpi_gang_end_soon_after_pod_0(lab: Machine) -> Non
     assert max(others) - first < 4_000
 
 
-@pytest.mark.parametrize("words", SUBMISSIONS, ids=lambda words: words[3])
+@pytest.mark.parametrize("words", sample(SUBMISSIONS, 4), ids=lambda words: words[3])
 def test_the_guide_submits_jobs_that_run(lab: Machine, words: list[str]) -> None:
     name, pods = words[words.index("--name") + 1], int(words[words.index("-N") + 1])
     path = f"PATH={lab.root}:{os.environ['PATH']}"

@@ -35,6 +35,7 @@ from batchq.errors import Conflict
 from batchq.worker.host.cgroup import PodCgroup, Unusable, own_cgroup
 from batchq.worker.host.node_resources import runtime_labels
 from tests.e2e.machine import QUICK, QUICK_AGENT, group, phase, pods_of, until
+from tests.effort import sample
 from tests.harness import fork_server
 from tests.harness.fake_podman import IMAGE, FakePodman
 from tests.harness.server import Server
@@ -315,7 +316,7 @@ def test_a_pod_has_identity_environment_and_files_of_its_owner(usual: Site, clie
     assert {path.stat().st_uid for path in (usual.home / "logs").iterdir()} == {agent}
 
 
-@pytest.mark.parametrize("containment", ["subreaper", "pid-namespace"])
+@pytest.mark.parametrize("containment", sample(["subreaper", "pid-namespace"], 1))
 def test_no_owner_reaches_pods_of_another_or_the_agent(
     site: Site, client: Client, containment: str
 ) -> None:
@@ -366,7 +367,7 @@ def cgroup() -> Iterator[PodCgroup | None]:
     assert made.end(10) == []
 
 
-@pytest.mark.parametrize("containment", ["cgroup", "pid-namespace", "subreaper"])
+@pytest.mark.parametrize("containment", sample(["cgroup", "pid-namespace", "subreaper"], 2))
 def test_no_process_of_another_account_outlives_its_pod(
     cgroup: PodCgroup | None, site: Site, client: Client, containment: str
 ) -> None:
@@ -388,7 +389,7 @@ def test_no_process_of_another_account_outlives_its_pod(
     assert processes_with(str(tool)) == []
 
 
-@pytest.mark.parametrize("containment", ["pid-namespace", "subreaper"])
+@pytest.mark.parametrize("containment", sample(["pid-namespace", "subreaper"], 1))
 def test_pods_of_other_accounts_end_with_a_killed_agent(
     site: Site, client: Client, containment: str
 ) -> None:
@@ -595,7 +596,7 @@ def test_unsigned_groups_run_as_an_account_that_the_operator_names(
     assert site.output(client, "forged") == BOB
 
 
-@pytest.mark.parametrize("containment", ["subreaper", "pid-namespace"])
+@pytest.mark.parametrize("containment", sample(["pid-namespace", "subreaper"], 1))
 def test_a_command_in_a_pod_has_the_rights_of_its_owner_and_comes_through_the_api(
     site: Site, client: Client, containment: str
 ) -> None:

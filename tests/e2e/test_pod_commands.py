@@ -18,6 +18,7 @@ import redis
 from batchq.daemon import embedded_server
 from batchq.worker.host.node_resources import runtime_labels
 from tests.e2e.machine import LONG_LEASE, PATIENT, Machine, kill, phase, until
+from tests.effort import sample
 from tests.harness import fork_server
 from tests.http.api_process import RunningApi
 
@@ -226,7 +227,7 @@ def is_running(command: str) -> bool:
     return any(command_line(process) == command for process in psutil.process_iter())
 
 
-@pytest.mark.parametrize("containment", CONTAINMENTS)
+@pytest.mark.parametrize("containment", sample(CONTAINMENTS, 2))
 def test_a_command_is_within_the_containment_of_its_pod(machine: Machine, containment: str) -> None:
     machine.up()
     try:
@@ -319,7 +320,7 @@ def test_a_shell_continues_after_a_server_was_away_for_seconds(
         assert terminal.ended() == 7
 
 
-@pytest.mark.parametrize("victim", ["agent", "server", "relay"])
+@pytest.mark.parametrize("victim", sample(["agent", "server", "relay"], 2))
 def test_a_terminal_is_whole_after_a_kill(machine: Machine, victim: str) -> None:
     machine.up()
     agent = machine.agent("n1")

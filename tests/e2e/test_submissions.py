@@ -15,10 +15,11 @@ import redis
 
 from batchq.api.objects import PodGroup
 from batchq.store.redis import RedisStore
+from tests.effort import usually
 from tests.harness import fork_server
 from tests.harness.server import Server
 
-MANY = 20_000
+MANY = usually(6_000, 20_000)
 SOON_S = 120
 
 
@@ -91,7 +92,7 @@ def assert_all_are_bound_and_charged_once(server: Server, groups: list[PodGroup]
 
 def test_a_submission_continues_after_the_server_was_killed(server: Server, many: Path) -> None:
     process = start(server, many)
-    for least in (1_000, 8_000):
+    for least in (1_000, MANY // 2):
         wait_until_some_are_there(server, least)
         server.stop()
         threading.Event().wait(0.5)
@@ -106,7 +107,7 @@ def test_a_submission_continues_after_the_server_was_killed(server: Server, many
 
 def test_a_killed_submission_can_be_repeated(server: Server, many: Path) -> None:
     # The second kill is in the middle of a batch: the groups that others depend on come first.
-    for least in (1_000, 8_250):
+    for least in (1_000, MANY // 2 + 250):
         process = start(server, many, "--skip-existing")
         wait_until_some_are_there(server, least)
         process.send_signal(signal.SIGKILL)

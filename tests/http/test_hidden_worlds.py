@@ -17,6 +17,7 @@ from batchq.http.calls import ApiRoute
 from batchq.http.route_table import ROUTES
 from batchq.store.redis import RedisStore
 from tests.client.stage import Stage, a_cluster
+from tests.effort import sample
 from tests.harness.server import Server
 from tests.http.api_process import Caller, RunningApi
 from tests.http.manifests import manifest
@@ -163,7 +164,7 @@ def steady(document: Any) -> Any:
             return document
 
 
-@pytest.mark.parametrize("visibility", Visibility)
+@pytest.mark.parametrize("visibility", sample(Visibility, 2))
 def test_answers_are_equal_whatever_the_groups_of_others_run(visibility: Visibility) -> None:
     with world("secret", visibility) as (alice, bob):
         one = answers(alice)

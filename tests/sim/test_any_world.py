@@ -101,7 +101,7 @@ def played(
 
 
 PROFILE = settings(
-    max_examples=usually(12, 60),
+    max_examples=usually(6, 60),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=True,

@@ -191,7 +191,7 @@ def test_no_binding_no_right_but_to_see_and_revoke_ones_own_tokens() -> None:
     verbs=st.sets(st.sampled_from(Verb)),
     namespaces=st.sets(st.sampled_from(["here", "elsewhere"])),
 )
-@settings(max_examples=usually(20, 40), deadline=None)
+@settings(max_examples=usually(8, 40), deadline=None)
 def test_a_scope_only_narrows(
     bindings: list[Binding], verbs: set[Verb], namespaces: set[str]
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_scope_only_narrows(
 
 
 @given(bindings=BINDINGS, wanted=st.sampled_from(EVERY_BINDING))
-@settings(max_examples=usually(50, 100), deadline=None)
+@settings(max_examples=usually(15, 100), deadline=None)
 def test_a_grant_adds_no_right_to_the_one_who_grants(
     bindings: list[Binding], wanted: Binding
 ) -> None:
@@ -235,7 +235,7 @@ OF_GROUPS = [
         max_size=5,
     ),
 )
-@settings(max_examples=usually(30, 200), deadline=None)
+@settings(max_examples=usually(10, 200), deadline=None)
 def test_no_sequence_of_grants_and_members_adds_a_right_to_the_one_who_makes_it(
     given_roles: list[Binding],
     members: dict[str, set[str]],

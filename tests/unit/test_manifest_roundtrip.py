@@ -108,7 +108,7 @@ def objects(kind: str) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(data=st.data())
-@settings(max_examples=usually(20, 50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=usually(8, 50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_an_encoded_object_decodes_to_an_equal_one(kind: str, data: st.DataObject) -> None:
     obj = data.draw(objects(kind))
     manifest = encode(obj)
@@ -120,7 +120,7 @@ def test_an_encoded_object_decodes_to_an_equal_one(kind: str, data: st.DataObjec
 
 
 @given(data=st.data())
-@settings(max_examples=usually(20, 50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=usually(8, 50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_an_object_printed_as_yaml_reads_as_an_equal_one(data: st.DataObject) -> None:
     obj = data.draw(objects("PodGroup"))
     text = print_documents([encode(obj)])

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.e2e
 
 #: How often agents are killed, in one test and in all of them.
 KILLS_A_TEST = 25
-KILLS = int(os.environ.get("BATCHQ_DEVICE_KILLS", usually(6, 500)))
+KILLS = int(os.environ.get("BATCHQ_DEVICE_KILLS", usually(3, 500)))
 
 
 class Gpus:

@@ -19,6 +19,7 @@ from batchq.api.objects import Node, Pod
 from batchq.store.liveness import leases_of
 from batchq.worker.host.cgroup import mark_of, own_cgroup, pod_cgroups
 from tests.daemon.waiting import until
+from tests.effort import grid
 from tests.worker import escape_artist
 from tests.worker.stage import WITHIN_S, Stage, is_alive
 
@@ -74,9 +75,9 @@ def assert_ended_before(file: Path, ended_at: int | None) -> None:
     assert last_seen_alive(file) <= ended_at
 
 
-@pytest.mark.parametrize("containment", MODES)
 @pytest.mark.parametrize(
-    "kind", ["forks", "double-fork", "holds-output", "sibling", "reaper", "namespace"]
+    ("kind", "containment"),
+    grid(["forks", "double-fork", "holds-output", "sibling", "reaper", "namespace"], MODES),
 )
 def test_no_process_of_a_pod_lives_when_its_end_is_reported(
     stage: Stage, kind: str, containment: str
@@ -181,8 +182,9 @@ def test_a_guard_that_was_stopped_and_lost_its_agent_ends_with_the_next_one(stag
     assert guard_of(successor) != guard
 
 
-@pytest.mark.parametrize("containment", ["cgroup", "subreaper"])
-@pytest.mark.parametrize("kind", ["killer", "killer-forks"])
+@pytest.mark.parametrize(
+    ("kind", "containment"), grid(["killer", "killer-forks"], ["cgroup", "subreaper"])
+)
 def test_a_pod_that_kills_guard_agent_and_work_horse_is_ended_by_the_next_agent(
     stage: Stage, kind: str, containment: str
 ) -> None:

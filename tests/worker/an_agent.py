@@ -3,8 +3,8 @@
 If A_TEST_AGENT_IS_RUNG is set, the agent checks its queue and claims only when it is notified. If
 A_TEST_AGENT_IS_HASTY is set, its work-horses soon leave to it the processes they cannot kill. If
 A_TEST_AGENT_IS_CURIOUS is set, the agent often checks the devices; if A_TEST_AGENT_IS_IMPATIENT is
-set, its pods wait for devices for a second only. If A_TEST_AGENT_IS_WATCHFUL is set, it enqueues a
-pod again that was bound a second ago and did not arrive.
+set, its pods wait for devices for a second only. If A_TEST_AGENT_IS_WATCHFUL is set, it looks
+every second for pods to enqueue again that were bound a second ago and did not arrive.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def main() -> int:
         agent._PACES = Paces(devices_patience_ms=1_000)
     if "A_TEST_AGENT_IS_WATCHFUL" in os.environ:
         agent._PACES = Paces(bound_patience_ms=1_000)
+        agent._RECONCILE_MS = 1_000
     settings = msgspec.json.decode(
         os.environ["A_TEST_AGENT"], type=AgentSettings, dec_hook=lambda _, text: Path(text)
     )

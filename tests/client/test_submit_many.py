@@ -13,7 +13,7 @@ import pytest
 import redis
 from msgspec import structs
 
-from batchq.api.objects import AdmissionCheck, AdmissionCheckSpec, Metadata, PodGroup
+from batchq.api.objects import AdmissionCheck, AdmissionCheckSpec, Metadata, Object, PodGroup
 from batchq.api.transaction import Transaction
 from batchq.api.views import Accepted, Refused, Tally
 from batchq.client import Client, Request, changes
@@ -505,3 +505,19 @@ def test_a_group_whose_pods_would_share_existing_names_is_refused(
 def test_a_group_whose_name_is_a_prefix_of_others_blocks_none_of_them(stage: Stage) -> None:
     assert names_of(list(stage.client.submit_many([a_line("g")]))) == ["g"]
     assert names_of(list(stage.client.submit_many(lines(25)))) == [f"g-{n}" for n in range(25)]
+
+
+def test_queues_are_gone_through_once_for_groups_of_many_queues(stage: Stage) -> None:
+    class Counted(list[Object]):
+        walks = 0
+
+        def __iter__(self) -> Iterator[Object]:
+            self.walks += 1
+            return super().__iter__()
+
+    queues = Counted(a_queue(f"q-{number}") for number in range(100))
+    new = NewGroups(stage.store)
+    new.take_queues(queues)
+    for number in range(100):
+        assert new.check(a_group(f"g-{number}", queue=f"q-{number}")) == ()
+    assert queues.walks == 1

@@ -14,6 +14,7 @@ the tasks of other groups, so a simultaneous edit of those can go unnoticed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
 from msgspec import structs
@@ -372,42 +373,65 @@ def with_checks(reader: Reader, group: PodGroup) -> PodGroup:
 
 def checks_for(reader: Reader, queue: str) -> tuple[str, ...]:
     """Return the admission checks of a queue and its ancestors, the root's first, each once."""
-    # All queues: a client that submits many groups has them cached.
-    there = [item for item in reader.list("Queue") if isinstance(item, Queue)]
-    if not any(item.spec.admission_checks for item in there):
-        return ()
-    tree = QueueTree(there)
-    named = [
-        check
-        for name in tree.chain(queue)
-        if name in tree.records
-        for check in tree.records[name].spec.admission_checks
-    ]
-    return tuple(dict.fromkeys(named))
+    return _ExistingQueues(reader.list("Queue")).checks_for(queue)
 
 
 def _check_queue(reader: Reader, group: PodGroup) -> None:
     """Check that the group's queue exists, and may hold groups. Raises NotFound or Rejected."""
-    name = group.spec.queue
-    if name == ROOT:
-        raise Rejected(
-            f"{title(group)}: spec.queue: the root queue holds no groups",
-            hint="name another queue, or omit the field for the queue default",
-        )
     # All queues, since a queue does not name its children; a store with 10,000 takes 0.1 s.
-    there = [queue for queue in reader.list("Queue") if isinstance(queue, Queue)]
-    # `default` always exists, even before it is first written.
-    if name != DEFAULT and all(queue.metadata.name != name for queue in there):
-        names = [queue.metadata.name for queue in there]
-        raise NotFound(
-            f"{title(group)}: spec.queue: there is no queue {name!r}", hint=name_hint(name, names)
-        )
-    if any(queue.spec.parent == name for queue in there):
-        leaves = sorted(QueueTree(there).leaves_below(name))
-        raise Rejected(
-            f"{title(group)}: spec.queue: queue {name} has queues below it, and holds no groups",
-            hint=f"name a queue below it: {abbreviated(leaves)}",
-        )
+    _ExistingQueues(reader.list("Queue")).check(group)
+
+
+class _ExistingQueues:
+    """All queues, for questions about any number of groups: each takes the same time, however many
+    queues there are.
+    """
+
+    def __init__(self, queues: Iterable[Object]) -> None:
+        self._there = [queue for queue in queues if isinstance(queue, Queue)]
+        # `default` always exists, even before it is first written.
+        self._names = {DEFAULT, *(queue.metadata.name for queue in self._there)}
+        self._parents = {queue.spec.parent for queue in self._there}
+        self._have_checks = any(queue.spec.admission_checks for queue in self._there)
+
+    @cached_property
+    def _tree(self) -> QueueTree:
+        return QueueTree(self._there)
+
+    def check(self, group: PodGroup) -> None:
+        """Check that the group's queue exists, and may hold groups. Raises NotFound or Rejected."""
+        name = group.spec.queue
+        if name == ROOT:
+            raise Rejected(
+                f"{title(group)}: spec.queue: the root queue holds no groups",
+                hint="name another queue, or omit the field for the queue default",
+            )
+        if name not in self._names:
+            names = [queue.metadata.name for queue in self._there]
+            raise NotFound(
+                f"{title(group)}: spec.queue: there is no queue {name!r}",
+                hint=name_hint(name, names),
+            )
+        if name in self._parents:
+            leaves = sorted(self._tree.leaves_below(name))
+            raise Rejected(
+                f"{title(group)}: spec.queue: queue {name} has queues below it, and holds no"
+                " groups",
+                hint=f"name a queue below it: {abbreviated(leaves)}",
+            )
+
+    def checks_for(self, queue: str) -> tuple[str, ...]:
+        """Return the admission checks of a queue and its ancestors, the root's first, each once."""
+        if not self._have_checks:
+            return ()
+        tree = self._tree
+        named = [
+            check
+            for name in tree.chain(queue)
+            if name in tree.records
+            for check in tree.records[name].spec.admission_checks
+        ]
+        return tuple(dict.fromkeys(named))
 
 
 def _check_priority_class(reader: Reader, group: PodGroup) -> None:
@@ -552,6 +576,7 @@ class NewGroups:
         self._groups: dict[str, str] = {}
         #: Queue and priority class of an accepted group -> the checks of the queue.
         self._accepted: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._queues: _ExistingQueues | None = None
         #: Existing groups whose pods could have the names of other groups' pods, by key.
         self._rivals: dict[str, PodGroup] = {}
         #: The names to suggest for a missing one, read once: only mistakes need them.
@@ -562,6 +587,7 @@ class NewGroups:
         self._lists.clear()
         self._classes.clear()
         self._accepted.clear()
+        self._queues = None
         self._rivals.clear()
 
     def take_queues(self, queues: Sequence[Object]) -> None:
@@ -663,9 +689,11 @@ class NewGroups:
         place = group.spec.queue, group.spec.priority_class_name
         checks = self._accepted.get(place)
         if checks is None:
-            check_references(self, group, None, described=False)
-            checks = checks_for(self, group.spec.queue)
-            self._accepted[place] = checks
+            if self._queues is None:
+                self._queues = _ExistingQueues(self.list("Queue"))
+            self._queues.check(group)
+            _check_priority_class(self, group)
+            checks = self._accepted[place] = self._queues.checks_for(group.spec.queue)
         return checks
 
     def submission(self, group: PodGroup, *, now_ms: int, uid: str, by: str) -> Transaction:

@@ -41,8 +41,7 @@ from batchq.client.changes.object_writes import find
 from batchq.client.connection import has_no_leader
 from batchq.client.request import class_of
 from batchq.errors import NotFound, StoreUnavailable, WaitTimedOut
-from batchq.store.memory import EVENTS_KEPT
-from batchq.store.object_table import ObjectTable
+from batchq.store.memory import EVENTS_KEPT, ObjectTable
 from batchq.store.records import Entry, entries_after, field_of_key, key_of_field
 
 if TYPE_CHECKING:

@@ -1,16 +1,32 @@
-"""A store in this process's memory: for the simulator, and for tests.
+"""Stored objects in memory: ordered tables in chunks, of which each change replaces one, and a
+store that has nothing else: for the simulator, and for tests.
 
 It has the contract of `RedisStore`, and one suite tests both. One thread at a time.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from bisect import bisect_left
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Generic, TypeVar, cast
 
 from msgspec import structs
 
-from batchq.api.objects import Object, Pod
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import (
+    KINDS,
+    NAMESPACED,
+    AdmissionCheck,
+    Node,
+    Object,
+    Pod,
+    PodGroup,
+    PriorityClass,
+    Queue,
+    ResourceQuota,
+)
 from batchq.api.transaction import (
     Answer,
     Commit,
@@ -20,8 +36,8 @@ from batchq.api.transaction import (
     Transaction,
     Word,
 )
+from batchq.core.chunks import CHUNK, ByUid, Chunk, Rows, chunk_of, chunks_of, found, place_of
 from batchq.core.session.snapshot import ContactStanding, Snapshot
-from batchq.store.object_table import ObjectTable
 from batchq.store.rules import (
     NOTHING,
     Held,
@@ -35,6 +51,366 @@ from batchq.store.rules import (
     weigh,
     well_formed,
 )
+
+T = TypeVar("T")
+
+#: A chunk that falls below SMALL items is joined to a neighbour, if both together have at most
+#: ROOMY.
+SMALL = CHUNK // 4
+ROOMY = CHUNK * 3 // 4
+#: A group with more pods than this keeps a row of its own for them; most groups have few.
+MANY = CHUNK
+#: Up to this many touched keys are kept; beyond it, chunks are compared.
+MOST_TOUCHED = 16
+
+
+class ObjectRow(Generic[T]):
+    """Items in the order of their keys; a change costs one chunk, a view a list of chunks."""
+
+    __slots__ = ("_chunks", "_rows", "_seen", "_size", "_touched")
+
+    def __init__(self) -> None:
+        self._chunks: list[Chunk[T]] = []
+        self._size = 0
+        self._rows: Rows[T] | None = Rows()
+        #: The rows that were last handed out, and the keys touched since, each with its item then
+        #: and now; None: too many.
+        self._seen: Rows[T] = self._rows
+        self._touched: dict[str, tuple[T | None, T | None]] | None = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def fill(self, known: Mapping[str, T]) -> None:
+        """Replace all items by these."""
+        self._chunks = chunks_of(known)
+        self._size = len(known)
+        self._rows, self._touched = None, None
+
+    def put(self, key: str, item: T) -> T | None:
+        """Add or replace the item of a key; return the former item."""
+        former = self._put(key, item)
+        self._touch(key, former, item)
+        return former
+
+    def _put(self, key: str, item: T) -> T | None:
+        if not self._chunks:
+            self._exchange(0, 0, chunk_of((key,), (item,)))
+            self._size = 1
+            return None
+        at = place_of(self._chunks, key)
+        chunk = self._chunks[at]
+        place = bisect_left(chunk.keys, key)
+        if place < len(chunk.keys) and chunk.keys[place] == key:
+            former = chunk.items[place]
+            if former is not item:
+                items = chunk.items[:place] + (item,) + chunk.items[place + 1 :]  # noqa: RUF005
+                # Keep the same keys tuple: a comparison of two chunks then sees that only items
+                # changed.
+                self._exchange(at, 1, Chunk(chunk.first, chunk.keys, items))
+            return former
+        self._size += 1
+        if place == CHUNK and at == len(self._chunks) - 1:
+            # Adding in order of key fills chunks and splits none.
+            self._exchange(at + 1, 0, chunk_of((key,), (item,)))
+            return None
+        # Slices are copied as blocks, which unpacking them does not do.
+        keys = chunk.keys[:place] + (key,) + chunk.keys[place:]  # noqa: RUF005
+        items = chunk.items[:place] + (item,) + chunk.items[place:]  # noqa: RUF005
+        if len(keys) <= CHUNK:
+            self._exchange(at, 1, Chunk(keys[0], keys, items))
+            return None
+        half = len(keys) // 2
+        halves = chunk_of(keys[:half], items[:half]), chunk_of(keys[half:], items[half:])
+        self._exchange(at, 1, *halves)
+        return None
+
+    def remove(self, key: str) -> T | None:
+        """Remove the item of a key, and return it; None if there is none."""
+        former = self._remove(key)
+        self._touch(key, former, None)
+        return former
+
+    def _remove(self, key: str) -> T | None:
+        if not self._chunks:
+            return None
+        at = place_of(self._chunks, key)
+        chunk = self._chunks[at]
+        place = bisect_left(chunk.keys, key)
+        if place == len(chunk.keys) or chunk.keys[place] != key:
+            return None
+        self._size -= 1
+        keys = chunk.keys[:place] + chunk.keys[place + 1 :]
+        items = chunk.items[:place] + chunk.items[place + 1 :]
+        if not keys:
+            self._exchange(at, 1)
+        elif len(keys) >= SMALL or not self._join(at, keys, items):
+            self._exchange(at, 1, Chunk(keys[0], keys, items))
+        return chunk.items[place]
+
+    def get(self, key: str) -> T | None:
+        """Return the item of a key; None if there is none."""
+        return found(self._chunks, key)
+
+    def all(self) -> Rows[T]:
+        """Return every item; the same object until something changes."""
+        if self._rows is None:
+            chunks, touched = tuple(self._chunks), self._touched
+            if touched is None:
+                self._rows = Rows(chunks, self._size)
+            else:
+                self._rows = Rows(chunks, self._size, made_from=self._seen, touched=touched)
+            self._seen, self._touched = self._rows, {}
+        return self._rows
+
+    def _touch(self, key: str, former: T | None, item: T | None) -> None:
+        touched = self._touched
+        if touched is not None:
+            touched[key] = (touched[key][0] if key in touched else former, item)
+            if len(touched) > MOST_TOUCHED:
+                self._touched = None
+
+    def keys_after(self, key: str, most: int) -> list[str]:
+        """Return up to `most` keys that follow `key`, in order."""
+        return [one for one, _ in islice(self.all().items_from(key + "\0"), most)]
+
+    def _join(self, at: int, keys: tuple[str, ...], items: tuple[T, ...]) -> bool:
+        """Join a small chunk with a neighbour if both fit in one; return whether they do."""
+        for start in (at - 1, at):
+            if not 0 <= start < len(self._chunks) - 1:
+                continue
+            other = self._chunks[start if start < at else at + 1]
+            if len(other.keys) + len(keys) <= ROOMY:
+                both = ((other.keys, other.items), (keys, items))
+                left, right = both if start < at else both[::-1]
+                self._exchange(start, 2, chunk_of(left[0] + right[0], left[1] + right[1]))
+                return True
+        return False
+
+    def _exchange(self, at: int, count: int, *chunks: Chunk[T]) -> None:
+        self._chunks[at : at + count] = chunks
+        self._rows = None
+
+
+class ObjectTable:
+    """Every object by kind and key; owned by one thread."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, ObjectRow[Object]] = {kind: ObjectRow() for kind in KINDS}
+        #: The kinds with few objects, as plain tuples, until one of them changes.
+        self._few: dict[str, tuple[Object, ...]] = {}
+        #: The pods of each group, by its uid: a tuple, or a view of a row if they are many.
+        self._pods: ObjectRow[Sequence[Pod]] = ObjectRow()
+        self._many: dict[str, ObjectRow[Pod]] = {}
+        #: Groups whose pods have changed: uid -> its pods, by uid; a row if they are many.
+        self._changed: dict[str, _FewPods | ObjectRow[Pod]] = {}
+        self._by_uid: ByUid[Sequence[Pod]] = ByUid(Rows())
+        #: Pods on nodes, by key; and the number of pods on each node.
+        self._on_node: dict[str, Pod] = {}
+        self._in_use: Counter[str] = Counter()
+        self._beats: dict[str, int] = {}
+        #: Nodes as stored, and with their heartbeats; None once a heartbeat has changed.
+        self._stored_nodes: tuple[Node, ...] = ()
+        self._nodes_with_beats: tuple[Node, ...] | None = None
+        self._leases: Mapping[str, int] = {}
+        self._standing = ContactStanding()
+        self._snapshot: Snapshot | None = None
+
+    def get(self, kind: str, key: str) -> Object | None:
+        return self._rows[kind].get(key)
+
+    def nodes_in_use(self) -> list[str]:
+        """Return the registered nodes and those that pods are on, in order."""
+        return sorted({*self._rows["Node"].all().keys(), *self._in_use})
+
+    def on_node(self, key: str) -> Pod | None:
+        """Return the pod, if it is on a node."""
+        return self._on_node.get(key)
+
+    def keys_after(self, kind: str, key: str, most: int) -> list[str]:
+        """Return up to `most` keys of a kind that follow `key`, in order."""
+        return self._rows[kind].keys_after(key, most)
+
+    def list(self, kind: str, namespace: str) -> Sequence[Object]:
+        """Return all objects of a kind (of one namespace), ordered by key."""
+        rows = self._rows[kind].all()
+        if not namespace or kind not in NAMESPACED:
+            return rows
+        if kind == "Pod":
+            return tuple(pod for pod in rows if pod.metadata.namespace == namespace)
+        return rows.within(namespace + "/")
+
+    def pods_of(self, group: str) -> Sequence[Pod]:
+        """Return the pods of a group, by its uid, ordered by key."""
+        if (pods := self._changed.get(group)) is not None:
+            return pods.all()
+        return self._pods.get(group) or ()
+
+    def fill(self, kind: str, known: Mapping[str, Object]) -> None:
+        """Add these objects of a kind, by key; the table must have none of it yet."""
+        row = self._rows[kind]
+        row.fill(known)
+        if kind == "Pod":
+            for key, pod in row.all().items():
+                self._exchange_pod(key, None, pod)
+        self._changes(kind)
+
+    def put(self, kind: str, key: str, item: Object) -> None:
+        former = self._rows[kind].put(key, item)
+        if kind == "Pod":
+            self._exchange_pod(key, former, item)
+        self._changes(kind)
+
+    def remove(self, kind: str, key: str) -> None:
+        former = self._rows[kind].remove(key)
+        if former is None:
+            return
+        if kind == "Pod":
+            self._exchange_pod(key, former, None)
+        self._changes(kind)
+
+    def set_beats(self, beats: dict[str, int]) -> None:
+        """Set the last heartbeat of each node; it replaces an older one in the node's status."""
+        if beats != self._beats:
+            self._beats = beats
+            self._nodes_with_beats = None
+            self._snapshot = None
+
+    def set_leases(self, leases: Mapping[str, int]) -> None:
+        """Set the end of each pod's lease. The mapping must not change afterwards."""
+        if leases is not self._leases and leases != self._leases:
+            self._leases = leases
+            self._snapshot = None
+
+    def set_standing(self, standing: ContactStanding) -> None:
+        """Set the state of the reader's contact with its server."""
+        if standing != self._standing:
+            self._standing = standing
+            self._snapshot = None
+
+    def snapshot(self, revision: int) -> Snapshot:
+        """Return everything, as of `revision`."""
+        if self._snapshot is not None and self._snapshot.revision == revision:
+            return self._snapshot
+        self._snapshot = Snapshot(
+            revision=revision,
+            queues=cast(tuple[Queue, ...], self._plain("Queue")),
+            quotas=cast(tuple[ResourceQuota, ...], self._plain("ResourceQuota")),
+            nodes=self._nodes(),
+            admission_checks=cast(tuple[AdmissionCheck, ...], self._plain("AdmissionCheck")),
+            priority_classes=cast(tuple[PriorityClass, ...], self._plain("PriorityClass")),
+            groups=cast(Rows[PodGroup], self._rows["PodGroup"].all()),
+            pods=self._pods_by_group(),
+            leases=self._leases,
+            standing=self._standing,
+        )
+        return self._snapshot
+
+    def _plain(self, kind: str) -> tuple[Object, ...]:
+        """Return all objects of a kind; the same tuple until one changes."""
+        known = self._few.get(kind)
+        if known is None:
+            known = self._few[kind] = tuple(self._rows[kind].all())
+        return known
+
+    def _changes(self, kind: str) -> None:
+        self._few.pop(kind, None)
+        self._snapshot = None
+
+    def _nodes(self) -> tuple[Node, ...]:
+        """Return the nodes; rebuilt only if one has changed or sent a heartbeat."""
+        nodes = cast(tuple[Node, ...], self._plain("Node"))
+        if nodes is not self._stored_nodes or self._nodes_with_beats is None:
+            self._stored_nodes = nodes
+            self._nodes_with_beats = tuple(map(self._with_beat, nodes)) if self._beats else nodes
+        return self._nodes_with_beats
+
+    def _with_beat(self, node: Node) -> Node:
+        beat = self._beats.get(node.metadata.name)
+        # Heartbeats are read now and then: a node that has just registered may have a newer one.
+        stored = node.status.heartbeat
+        if beat is None or (stored is not None and beat <= stored):
+            return node
+        return structs.replace(node, status=structs.replace(node.status, heartbeat=beat))
+
+    def _pods_by_group(self) -> ByUid[Sequence[Pod]]:
+        for group, pods in self._changed.items():
+            self._settle(group, pods)
+        self._changed.clear()
+        rows = self._pods.all()
+        if rows is not self._by_uid.rows:
+            self._by_uid = ByUid(rows)
+        return self._by_uid
+
+    def _settle(self, group: str, pods: _FewPods | ObjectRow[Pod]) -> None:
+        if len(pods) > MANY:
+            if isinstance(pods, _FewPods):
+                few, pods = pods, ObjectRow()
+                pods.fill(few)
+            self._many[group] = pods
+            self._pods.put(group, pods.all())
+            return
+        if self._many:
+            self._many.pop(group, None)
+        if pods:
+            self._pods.put(group, tuple(pods.all()))
+        else:
+            self._pods.remove(group)
+
+    def _exchange_pod(self, key: str, former: Object | None, item: Object | None) -> None:
+        if isinstance(former, Pod) and not _replaces(former, item):
+            self._pods_in_change(former.status.group_uid).remove(former.metadata.uid)
+        self._leave_node(key)
+        if isinstance(item, Pod):
+            self._pods_in_change(item.status.group_uid).put(item.metadata.uid, item)
+            if item.status.phase in ON_NODE:
+                self._on_node[key] = item
+                self._in_use[item.status.node] += 1
+
+    def _leave_node(self, key: str) -> None:
+        former = self._on_node.pop(key, None)
+        if former is not None:
+            name = former.status.node
+            self._in_use[name] -= 1
+            if not self._in_use[name]:
+                del self._in_use[name]
+
+    def _pods_in_change(self, group: str) -> _FewPods | ObjectRow[Pod]:
+        pods = self._changed.get(group)
+        if pods is None:
+            pods = self._many.get(group) if self._many else None
+            if pods is None:
+                stored = self._pods.get(group) or ()
+                pods = _FewPods((pod.metadata.uid, pod) for pod in stored)
+            self._changed[group] = pods
+        return pods
+
+
+class _FewPods(dict[str, Pod]):
+    """The pods of one group, by uid, while they change; `ObjectRow` for a group with few pods, for
+    which a row's chunks cost more than sorting.
+    """
+
+    __slots__ = ()
+
+    def put(self, uid: str, pod: Pod) -> None:
+        self[uid] = pod
+
+    def remove(self, uid: str) -> None:
+        self.pop(uid, None)
+
+    def all(self) -> tuple[Pod, ...]:
+        return tuple(self[uid] for uid in sorted(self)) if len(self) > 1 else tuple(self.values())
+
+
+def _replaces(former: Pod, item: Object | None) -> bool:
+    """Return whether the item is a pod with the same uid in the same group."""
+    return (
+        isinstance(item, Pod)
+        and item.metadata.uid == former.metadata.uid
+        and item.status.group_uid == former.status.group_uid
+    )
+
 
 EVENTS_KEPT = 10_000
 REQUESTS_KEPT = 256

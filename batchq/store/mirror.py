@@ -33,7 +33,7 @@ from batchq.store.liveness import (
     runs_of,
     standing_of,
 )
-from batchq.store.object_table import ObjectTable
+from batchq.store.memory import ObjectTable
 from batchq.store.records import Decode, SharingReader, field_of_key, key_of_field, read_record
 
 #: Objects per reply while listing.

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from batchq.core import chunks as framework_rows
 from batchq.core.chunks import CHUNK, Rows
-from batchq.store import object_table as store_row
-from batchq.store.object_table import MOST_TOUCHED, ObjectRow
+from batchq.store import memory as store_row
+from batchq.store.memory import MOST_TOUCHED, ObjectRow
 
 State = tuple[dict[str, object], Rows[object]]
 

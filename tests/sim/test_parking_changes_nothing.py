@@ -24,7 +24,7 @@ from batchq.core.session.state import GroupState
 from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.plugins.order import Drf, Sla, SlaArguments
-from batchq.store import object_table
+from batchq.store import memory
 from tests.effort import grid, usually
 from tests.worlds.making import Described, described
 from tests.worlds.play import MOST_SESSIONS
@@ -177,6 +177,6 @@ def test_pods_handed_on_from_session_to_session_change_no_decision(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Otherwise, only groups with many pods keep a row for them, and worlds have none.
-    monkeypatch.setattr(object_table, "MANY", 0)
+    monkeypatch.setattr(memory, "MANY", 0)
     world = described(seed)
     assert _told(world) == _told(world, carried=Forgetful)

@@ -11,7 +11,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Metadata, Pod, PodGroup, PodSpec, PodStatus
 from batchq.core.chunks import ByUid, Rows
 from batchq.core.session.snapshot import Snapshot, says_the_same
-from batchq.store.object_table import MANY, ObjectTable
+from batchq.store.memory import MANY, ObjectTable
 from tests.builders import a_node, a_queue
 
 

@@ -17,6 +17,15 @@ from itertools import chain
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Verdict, Waiting
+from batchq.core.kept_capacity import (
+    amounts_by_node,
+    drop_places,
+    end_pledge,
+    gives_way_to,
+    hold_capacity,
+    release_to,
+    standing_pledges,
+)
 from batchq.core.placement.elastic import (
     MOST_EXTRAS,
     bind_promised,
@@ -26,17 +35,8 @@ from batchq.core.placement.elastic import (
     waits_behind,
 )
 from batchq.core.placement.feasibility import why_not_when_empty
-from batchq.core.placement.kept_places import drop
 from batchq.core.placement.placement import bind_kept, bind_until_ready, least_first
 from batchq.core.placement.topology import domains_for, may_move
-from batchq.core.preemption.pledges import (
-    amounts_by_node,
-    end_pledge,
-    gives_way_to,
-    hold_capacity,
-    release_to,
-    standing_pledges,
-)
 from batchq.core.quota.limit_checks import growth_with, over_limit_with
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
@@ -103,7 +103,7 @@ def _place_gangs(
         if has_places and bind_kept(session, group, pods):
             continue
         if has_places and session.group_ready(group):
-            drop(session, group)
+            drop_places(session, group)
         elif pods:
             _place_extras_above(session, waiting[name], group.priority, extras)
             _place_gang(session, group, pods)

@@ -18,6 +18,7 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe
+from batchq.core.kept_capacity import awaits_victims
 from batchq.core.node_timeline import nodes_decide
 from batchq.core.pending.queue import (
     Candidates,
@@ -36,7 +37,6 @@ from batchq.core.placement.topology import choose_domain, may_choose
 from batchq.core.placement.trial import PLUGIN as NODES
 from batchq.core.placement.trial import keep_places, note_first_waiting, seek
 from batchq.core.preemption.order import end_pledges_still_spare, end_spare_pledges
-from batchq.core.preemption.pledges import awaits_victims
 from batchq.core.quota.fair_shares import note_admission
 from batchq.core.quota.head_reservation import (
     let_one_exceed,

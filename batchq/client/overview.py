@@ -41,11 +41,11 @@ from batchq.api.views import (
 )
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
+from batchq.core.kept_capacity import victims_left
 from batchq.core.pending.queue import blockers, waits_in_line
 from batchq.core.placement.placement import gang_of, slots_for
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.candidates import share_path, victim_key
-from batchq.core.preemption.pledges import victims_left
 from batchq.core.quota.fair_shares import deserved_of_queues, share_of_queue
 from batchq.core.quota.head_reservation import is_array_with_retries, length_of, still_waits
 from batchq.core.quota.queue_tree import ROOT, QueueTree

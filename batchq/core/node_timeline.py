@@ -17,14 +17,14 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod
 from batchq.api.resources import Amounts, covers, minus, of_pod, plus, times, total
 from batchq.core.expected_ends import ExpectedEnd
-from batchq.core.placement.node_order import Judge
-from batchq.core.placement.placement import place_largest_first, usable_nodes
-from batchq.core.preemption.pledges import (
+from batchq.core.kept_capacity import (
     amounts_by_node,
     kept_capacity,
     standing_pledges,
     victims_left,
 )
+from batchq.core.placement.node_order import Judge
+from batchq.core.placement.placement import place_largest_first, usable_nodes
 from batchq.core.session.session import Session
 from batchq.core.session.session_nodes import NodeState, with_pod
 from batchq.core.session.snapshot import Settings

@@ -56,11 +56,11 @@ from batchq.core.extension import (
     traits_of,
     with_shortage,
 )
+from batchq.core.kept_capacity import note_pledge, owed_to
 from batchq.core.pending.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.placement.feasibility import NODE_REFUSALS, NodeRefusals
 from batchq.core.placement.node_order import at_once
 from batchq.core.placement.topology import choose_at_opening, may_choose
-from batchq.core.preemption.pledges import note_pledge, owed_to
 from batchq.core.quota.fair_shares import ENDED, EndedUsage
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree, scopes_in

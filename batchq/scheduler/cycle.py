@@ -28,6 +28,7 @@ from batchq.api.reasons import (
 )
 from batchq.api.transaction import Commit
 from batchq.core.extension import PluginPlaces
+from batchq.core.kept_capacity import store_kept_places
 from batchq.core.pending.eligibility import InadmissibleGroups
 from batchq.core.pending.queue import (
     blockers,
@@ -37,7 +38,6 @@ from batchq.core.pending.queue import (
     tell_classes,
     victim_refusals,
 )
-from batchq.core.placement.kept_places import store_kept_places
 from batchq.core.scheduler_cache import SchedulerCache
 from batchq.core.session.open_session import open_session
 from batchq.core.session.session import Action, Session

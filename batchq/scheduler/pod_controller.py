@@ -34,6 +34,17 @@ from batchq.api.resources import (
     total,
 )
 from batchq.api.transaction import CLUSTER, POD_GROUPS, generation_of
+from batchq.core.kept_capacity import (
+    clock_stands,
+    end_pledge,
+    has_lost_nodes,
+    hold_pledged_capacity,
+    keep_stored_places,
+    leaves_whole,
+    nodes_awaited,
+    standing_pledges,
+    victims_left,
+)
 from batchq.core.pending.eligibility import (
     WANTED,
     are_honoured,
@@ -44,19 +55,8 @@ from batchq.core.pending.eligibility import (
     stops_of,
 )
 from batchq.core.placement.feasibility import fits_when_empty, why_not_when_empty
-from batchq.core.placement.kept_places import keep_stored
 from batchq.core.placement.placement import gang_of
 from batchq.core.preemption.evictions import REASONS, action_against
-from batchq.core.preemption.pledges import (
-    clock_stands,
-    end_pledge,
-    has_lost_nodes,
-    hold_pledged_capacity,
-    leaves_whole,
-    nodes_awaited,
-    standing_pledges,
-    victims_left,
-)
 from batchq.core.quota.ledger import falls_by, is_booked, title_of
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, is_admitted
@@ -105,7 +105,7 @@ def settle(session: Session) -> None:
     roll_back_over_limits(session)
     roll_back_unplaceable(session)
     hold_pledged_capacity(session)
-    keep_stored(session)
+    keep_stored_places(session)
     # Last, so that no pods are created for a group that has just left.
     _create_missing_pods(session, {group.uid for group in active})
 

@@ -15,8 +15,8 @@ from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.estimates import earliest_start
 from batchq.core.expected_ends import ExpectedEnd, ends
+from batchq.core.kept_capacity import awaits_victims, gives_way_to
 from batchq.core.placement.trial import refused_by_nodes
-from batchq.core.preemption.pledges import awaits_victims, gives_way_to
 from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.session.session import Session
 from tests.builders import a_queue, a_running_group, decide

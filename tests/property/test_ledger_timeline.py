@@ -12,8 +12,8 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Pod, PodGroupStatus
 from batchq.core.expected_ends import carry_out, ends
+from batchq.core.kept_capacity import kept_capacity, standing_pledges
 from batchq.core.placement.placement import gang_of, waits_for_its_own
-from batchq.core.preemption.pledges import kept_capacity, standing_pledges
 from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape

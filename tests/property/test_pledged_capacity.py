@@ -6,15 +6,15 @@ import pytest
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.resources import Amounts, minus, plus, total
-from batchq.core.preemption import search
-from batchq.core.preemption.candidates import DECIDED, STOPPING
-from batchq.core.preemption.pledges import (
+from batchq.core.kept_capacity import (
     PLEDGED_CAPACITY,
     leaves_whole,
     promised_to,
     still_charged,
     victims_left,
 )
+from batchq.core.preemption import search
+from batchq.core.preemption.candidates import DECIDED, STOPPING
 from batchq.core.quota.ledger import counted
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState

@@ -14,10 +14,10 @@ from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.reasons import Waiting
 from batchq.api.resources import Amounts, larger, of_pod, plus
 from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
+from batchq.core.kept_capacity import awaits_victims, gives_way_to, promised_to
 from batchq.core.pending.queue import blockers
 from batchq.core.placement.elastic import node_for_extra, waiting_extras, waits_behind
 from batchq.core.placement.trial import refused_by_nodes
-from batchq.core.preemption.pledges import awaits_victims, gives_way_to, promised_to
 from batchq.core.quota.fair_shares import comparable, deserved_of_queues
 from batchq.core.quota.limit_checks import over_any_limit, over_limit_with
 from batchq.core.quota.queue_tree import ROOT

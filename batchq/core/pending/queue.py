@@ -16,6 +16,7 @@ from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import CLUSTER, POD_GROUPS, namespace_scope
 from batchq.core.extension import Registration
+from batchq.core.kept_capacity import awaits_victims, gives_way_to
 from batchq.core.pending.eligibility import is_lifted_with_all, state_refusals
 from batchq.core.pending.equivalence import (
     ClassSelection,
@@ -24,7 +25,6 @@ from batchq.core.pending.equivalence import (
     QueueState,
 )
 from batchq.core.placement.feasibility import NODE_REFUSALS
-from batchq.core.preemption.pledges import awaits_victims, gives_way_to
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.limit_checks import claim_of, over_any_limit
 from batchq.core.session.session import Key, Session

@@ -10,6 +10,12 @@ from itertools import islice, takewhile
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod
 from batchq.api.resources import ONE_POD, PODS, Amounts, covers, minus
+from batchq.core.kept_capacity import (
+    awaits_victims,
+    end_pledge,
+    gives_way_to,
+    release_to,
+)
 from batchq.core.placement.placement import (
     bind_until_ready,
     find_node,
@@ -17,12 +23,6 @@ from batchq.core.placement.placement import (
     pending_pods,
     tasks_in_order,
     usable_nodes,
-)
-from batchq.core.preemption.pledges import (
-    awaits_victims,
-    end_pledge,
-    gives_way_to,
-    release_to,
 )
 from batchq.core.quota.head_reservation import keeping_off, reserved_against
 from batchq.core.quota.limit_checks import growth_with, over_limit_with

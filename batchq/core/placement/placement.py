@@ -20,8 +20,8 @@ from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import PODS, Amounts, describe_quantity, of_pod, times, total
+from batchq.core.kept_capacity import end_pledge
 from batchq.core.placement.node_order import Judge, ShapeRanking, pods_short
-from batchq.core.preemption.pledges import end_pledge
 from batchq.core.quota.limit_checks import over_limit_by, over_limit_with
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.session_nodes import Gang, KeptPlaces, NodeState

@@ -1,7 +1,7 @@
 """Trials of a gang's placement, and holds (rule 4 of an admission: nodes take the gang now).
 
 A trial is allocate's own placement, on what is free and not kept for other groups. The places that
-it finds are taken off the nodes at once and kept (batchq.core.placement.kept_places); refused gangs
+it finds are taken off the nodes at once and kept (batchq.core.kept_capacity); refused gangs
 are cached (batchq.core.placement.feasibility).
 
 Enqueue calls `keep_places` before it tries groups: pods covered by a reservation get their places,
@@ -21,6 +21,7 @@ from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.notation import counted
 from batchq.api.reasons import Verdict, Waiting, ranked
 from batchq.api.resources import Amounts, covers, describe, describe_quantity, minus, plus, smaller
+from batchq.core.kept_capacity import hold_capacity
 from batchq.core.node_timeline import AmountsByNode, nodes_decide
 from batchq.core.pending.queue import (
     blockers,
@@ -52,7 +53,6 @@ from batchq.core.placement.topology import (
     preferred,
     why_in_no_domain,
 )
-from batchq.core.preemption.pledges import hold_capacity
 from batchq.core.preemption.protection import EVICTION_BUDGET
 from batchq.core.quota.head_reservation import (
     keeping_off,

@@ -16,6 +16,15 @@ from batchq.api.notation import counted, format_instant
 from batchq.api.objects import Pledge, Pod, PodGroupStatus
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe_quantity
+from batchq.core.kept_capacity import (
+    awaits_victims,
+    end_pledge,
+    has_lost_nodes,
+    hold_capacity,
+    nodes_awaited,
+    resume_pledge,
+    standing_pledges,
+)
 from batchq.core.pending.eligibility import evicts_late, holds_off, stops_of
 from batchq.core.pending.queue import blockers, out_of_line_refusals
 from batchq.core.preemption.candidates import (
@@ -26,15 +35,6 @@ from batchq.core.preemption.candidates import (
     rank_of,
 )
 from batchq.core.preemption.evictions import carry_out, evicted_recently, exceeds_budget, forget
-from batchq.core.preemption.pledges import (
-    awaits_victims,
-    end_pledge,
-    has_lost_nodes,
-    hold_capacity,
-    nodes_awaited,
-    resume_pledge,
-    standing_pledges,
-)
 from batchq.core.preemption.preemptors import (
     POINTS,
     PREEMPT,

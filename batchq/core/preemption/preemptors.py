@@ -22,6 +22,7 @@ from batchq.api.objects import Pod
 from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import Amounts, minus, of_pod, total
 from batchq.api.transaction import queue_scope
+from batchq.core.kept_capacity import release_to
 from batchq.core.pending.eligibility import holds_off, stops_of
 from batchq.core.pending.equivalence import ClassSelection, PendingIterator
 from batchq.core.pending.queue import out_of_line_refusals, select
@@ -34,7 +35,6 @@ from batchq.core.placement.elastic import (
 from batchq.core.placement.placement import bind_until_ready, gang_of, slots_for, waits_for_its_own
 from batchq.core.placement.topology import choose_domain, domains_for, may_choose
 from batchq.core.preemption.candidates import FIRST_SEARCH, SearchTerms, pledged_below
-from batchq.core.preemption.pledges import release_to
 from batchq.core.preemption.protection import EVICTION_BUDGET, may_evict, vote
 from batchq.core.preemption.search import (
     Decision,

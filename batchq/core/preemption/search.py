@@ -21,7 +21,19 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod, PodGroupStatus
 from batchq.api.resources import Amounts, plus
 from batchq.api.transaction import POD_GROUPS
-from batchq.core.placement.kept_places import keep_again, release
+from batchq.core.kept_capacity import (
+    PLEDGED_CAPACITY,
+    amounts_by_node,
+    drop_group,
+    end_pledge,
+    keep_places_again,
+    leaves_whole,
+    release_places,
+    resume_pledge,
+    update_hold,
+    victims_left,
+    withdraw_pledge,
+)
 from batchq.core.preemption.candidates import (
     FIRST_SEARCH,
     Pool,
@@ -30,17 +42,6 @@ from batchq.core.preemption.candidates import (
     outranked_by,
     stopping_and_running,
     undoable,
-)
-from batchq.core.preemption.pledges import (
-    PLEDGED_CAPACITY,
-    amounts_by_node,
-    drop_group,
-    end_pledge,
-    leaves_whole,
-    resume_pledge,
-    update_hold,
-    victims_left,
-    withdraw_pledge,
 )
 from batchq.core.quota.ledger import counted
 from batchq.core.quota.limit_checks import keeps_guarantees_later
@@ -455,7 +456,7 @@ class _SearchTrial:
 
 def put_back(statement: Statement, victim: Victim) -> None:
     """Reset a group to its state when the actions began."""
-    release(statement, victim.group)
+    release_places(statement, victim.group)
     _put(statement, victim.group, *_former(statement.session, victim.group))
 
 
@@ -476,7 +477,7 @@ def _drop(statement: Statement, victim: Victim) -> None:
 
 def send_off(statement: Statement, victim: Victim) -> None:
     """Make a group leave, with all its processes ended."""
-    release(statement, victim.group)
+    release_places(statement, victim.group)
     drop_group(statement, victim.group, PodGroupPhase.PENDING)
 
 
@@ -507,7 +508,7 @@ def _restore(statement: Statement, taken: Taken) -> None:
     else:
         _put(statement, group, status, pods)
         if taken.kept is not None and group.uid not in statement.session.nodes.kept:
-            keep_again(statement, group, taken.kept)
+            keep_places_again(statement, group, taken.kept)
 
 
 def _put(

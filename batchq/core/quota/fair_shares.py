@@ -37,17 +37,17 @@ from batchq.api.resources import (
     total,
 )
 from batchq.api.transaction import POD_GROUPS, queue_scope
+from batchq.core.kept_capacity import (
+    leaves_whole,
+    standing_pledges,
+    still_charged,
+    victims_left,
+)
 from batchq.core.pending.queue import (
     asked_in_classes,
     blockers,
     let_in_of_classes,
     waits_in_line,
-)
-from batchq.core.preemption.pledges import (
-    leaves_whole,
-    standing_pledges,
-    still_charged,
-    victims_left,
 )
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session, StateKey

@@ -34,9 +34,8 @@ from batchq.api.objects import (
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import Amounts, describe
 from batchq.api.transaction import following
+from batchq.core.kept_capacity import end_pledge, release_places
 from batchq.core.pending.eligibility import cleared, pause_ms
-from batchq.core.placement.kept_places import release
-from batchq.core.preemption.pledges import end_pledge
 from batchq.core.preemption.protection import RECLAIM, with_group_run, with_pod_run
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.session_nodes import NodeState
@@ -254,7 +253,7 @@ def roll_back(
     statement.say(intents.RollBack(group=group.key, reason=reason, message=message))
     # Together with its reservation, a preemptor loses its pledge.
     end_pledge(statement, group)
-    release(statement, group)
+    release_places(statement, group)
     statement.set_status(
         group,
         **_NOT_ADMITTED,
@@ -297,7 +296,7 @@ def restart(
     reason = Leaving.GANG_RESTART
     statement.say(intents.RollBack(group=group.key, reason=reason, message=message))
     end_pledge(statement, group)
-    release(statement, group)
+    release_places(statement, group)
     statement.set_status(
         group,
         **_NOT_ADMITTED,
@@ -422,7 +421,7 @@ def finish(
     now_ms = statement.session.now_ms
     statement.say(intents.FinishGroup(group=group.key, phase=phase, reason=reason, message=message))
     end_pledge(statement, group)
-    release(statement, group)
+    release_places(statement, group)
     statement.set_status(
         group,
         phase=phase,

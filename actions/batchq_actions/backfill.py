@@ -25,10 +25,10 @@ from itertools import dropwhile, islice
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod, Strategy
 from batchq.api.resources import Amounts, describe, larger
+from batchq.core.equivalence import PendingIterator
 from batchq.core.kept_capacity import amounts_by_node, gives_way_to
 from batchq.core.node_timeline import AmountsByNode
-from batchq.core.pending.equivalence import PendingIterator
-from batchq.core.pending.queue import blockers, groups_after, waits_in_line
+from batchq.core.pending_queue import blockers, groups_after, waits_in_line
 from batchq.core.placement.elastic import place_what_asks_for_nothing, waiting_extras, waits_behind
 from batchq.core.placement.placement import bind_until_ready, find_node
 from batchq.core.quota.fair_shares import note_admission

@@ -20,7 +20,7 @@ from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe
 from batchq.core.kept_capacity import awaits_victims
 from batchq.core.node_timeline import nodes_decide
-from batchq.core.pending.queue import (
+from batchq.core.pending_queue import (
     Candidates,
     blockers,
     candidates,

@@ -51,7 +51,7 @@ from batchq.client.changes.object_writes import find, title
 from batchq.client.overview import Overview
 from batchq.client.request import key_named
 from batchq.client.watch import Watch
-from batchq.core.pending.eligibility import is_active
+from batchq.core.eligibility import is_active
 from batchq.core.quota.queue_tree import ROOT, QueueTree
 from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable, UsageError
 from batchq.store.outage import Patience

@@ -36,8 +36,8 @@ from batchq.client.changes import explain_refusal
 from batchq.client.overview import awaited_of, line_of, others
 from batchq.config.load import read_config
 from batchq.config.model import SchedulerConfig
+from batchq.core.eligibility import are_honoured, open_checks
 from batchq.core.estimates import Expected, earliest_start, expected_starts
-from batchq.core.pending.eligibility import are_honoured, open_checks
 from batchq.core.placement.feasibility import fits_when_empty, nodes_away, why_no_known_node
 from batchq.core.placement.placement import gang_of
 from batchq.core.placement.trial import verdicts_of

@@ -42,7 +42,7 @@ from batchq.api.views import (
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
 from batchq.core.kept_capacity import victims_left
-from batchq.core.pending.queue import blockers, waits_in_line
+from batchq.core.pending_queue import blockers, waits_in_line
 from batchq.core.placement.placement import gang_of, slots_for
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.candidates import share_path, victim_key

@@ -53,7 +53,7 @@ from batchq.client.outcomes import (
 from batchq.client.remedies import MOST_UNCORDONED, uncordon_command
 from batchq.client.request import decoded
 from batchq.client.requests import plan_steps
-from batchq.core.pending.eligibility import names_in
+from batchq.core.eligibility import names_in
 from batchq.core.placement.feasibility import largest_node, nodes_away
 from batchq.core.placement.placement import gang_of
 from batchq.core.session.session import Session

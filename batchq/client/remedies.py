@@ -20,7 +20,7 @@ from batchq.client.outcomes import (
     missing_nodes,
 )
 from batchq.client.overview import backfilling_of, gates_of_task
-from batchq.core.pending.eligibility import (
+from batchq.core.eligibility import (
     DependencyState,
     dependency_state,
     open_checks,

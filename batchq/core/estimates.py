@@ -31,10 +31,10 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import CLUSTER, queue_scope
+from batchq.core.eligibility import holds_off
 from batchq.core.expected_ends import ends, is_stopping, not_before_of
 from batchq.core.kept_capacity import awaits_victims, victims_left
-from batchq.core.pending.eligibility import holds_off
-from batchq.core.pending.queue import blockers, out_of_line_refusals, waits_in_line
+from batchq.core.pending_queue import blockers, out_of_line_refusals, waits_in_line
 from batchq.core.placement.feasibility import why_no_known_node
 from batchq.core.placement.placement import gang_of
 from batchq.core.quota.fair_shares import fair_shares

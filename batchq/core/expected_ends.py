@@ -21,8 +21,8 @@ from msgspec import Struct
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import SECOND
 from batchq.api.objects import Pod
+from batchq.core.eligibility import are_honoured, retry_at
 from batchq.core.kept_capacity import awaits_victims, drop_group, gives_way_to, victims_left
-from batchq.core.pending.eligibility import are_honoured, retry_at
 from batchq.core.session.session import Session
 from batchq.core.session.session_nodes import Gang
 from batchq.core.session.state import GroupState

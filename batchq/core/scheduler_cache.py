@@ -12,7 +12,7 @@ Groups are kept in these places:
 | `busy`  | they hold or run anything, have a pledge, or have timers        | a few checks |
 | a class | waiting records with equal requests                             | 0 if parked  |
 | a line  | other waiting groups, singly                                    | one check    |
-| parked  | ineligible until a change (`batchq.core.pending.eligibility`)   | 0            |
+| parked  | ineligible until a change (`batchq.core.eligibility`)   | 0            |
 | over    | ended, until they are deleted                                   | 0            |
 
 `PluginRegistry` has the functions that plugins registered at each point, and their combined traits.
@@ -39,6 +39,7 @@ from batchq.api.objects import (
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, hard_limit, limit_of_queue, namespace_scope, queue_scope
 from batchq.core.chunks import Ordered
+from batchq.core.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.extension import (
     POINT_OF_RULE,
     POINTS,
@@ -57,7 +58,6 @@ from batchq.core.extension import (
     with_shortage,
 )
 from batchq.core.kept_capacity import note_pledge, owed_to
-from batchq.core.pending.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.placement.feasibility import NODE_REFUSALS, NodeRefusals
 from batchq.core.placement.node_order import at_once
 from batchq.core.placement.topology import choose_at_opening, may_choose
@@ -77,7 +77,7 @@ from batchq.core.session.specs import GroupShape, Shapes
 from batchq.core.session.state import GroupState
 
 if TYPE_CHECKING:
-    from batchq.core.pending.eligibility import InadmissibleGroups
+    from batchq.core.eligibility import InadmissibleGroups
     from batchq.core.session.session import Session
 
 

@@ -2,7 +2,7 @@
 
 The session thread reads them off the session that has just ended; the result is immutable, so any
 other thread may read it. The cost is one look at each queue, at each equivalence class of waiting
-groups (batchq.core.pending.equivalence), and at each other group that has not ended.
+groups (batchq.core.equivalence), and at each other group that has not ended.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from batchq.api.objects import AdmissionCheck
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, minus, plus, times, units_per_whole
 from batchq.api.transaction import queue_scope
-from batchq.core.pending.eligibility import is_active
-from batchq.core.pending.queue import WaitingAlike, waiting_alike
+from batchq.core.eligibility import is_active
+from batchq.core.pending_queue import WaitingAlike, waiting_alike
 from batchq.core.quota.fair_shares import deserved_of_queues, resources_named, share_of_queue
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session

@@ -8,8 +8,7 @@ from batchq.api.lifecycle import TERMINAL
 from batchq.api.notation import counted, format_duration
 from batchq.api.objects import CheckState, gates_of
 from batchq.api.reasons import Verdict, Waiting
-from batchq.core.extension import LiftingChange, PluginTraits, Rule
-from batchq.core.pending.eligibility import (
+from batchq.core.eligibility import (
     WANTED,
     DependencyState,
     dependency_state,
@@ -21,6 +20,7 @@ from batchq.core.pending.eligibility import (
     retry_delay_ms,
     spec_of,
 )
+from batchq.core.extension import LiftingChange, PluginTraits, Rule
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 

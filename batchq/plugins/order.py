@@ -14,8 +14,8 @@ from batchq.api.objects import Duration, Pod, Value
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import PODS, Amounts, larger, minus
 from batchq.api.transaction import queue_scope
+from batchq.core.equivalence import QueueState
 from batchq.core.extension import PluginTraits
-from batchq.core.pending.equivalence import QueueState
 from batchq.core.quota.fair_shares import (
     Share,
     comparable,

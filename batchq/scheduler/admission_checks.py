@@ -19,8 +19,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.notation import format_duration
 from batchq.api.objects import CheckState
 from batchq.api.reasons import Finish, Leaving, Verdict, Waiting
-from batchq.core.kept_capacity import awaits_victims
-from batchq.core.pending.eligibility import (
+from batchq.core.eligibility import (
     are_honoured,
     cleared,
     names_for,
@@ -31,7 +30,8 @@ from batchq.core.pending.eligibility import (
     spec_of,
     timeout_at,
 )
-from batchq.core.pending.queue import waits_in_line
+from batchq.core.kept_capacity import awaits_victims
+from batchq.core.pending_queue import waits_in_line
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement

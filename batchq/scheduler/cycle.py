@@ -27,10 +27,10 @@ from batchq.api.reasons import (
     turn_of,
 )
 from batchq.api.transaction import Commit
+from batchq.core.eligibility import InadmissibleGroups
 from batchq.core.extension import PluginPlaces
 from batchq.core.kept_capacity import store_kept_places
-from batchq.core.pending.eligibility import InadmissibleGroups
-from batchq.core.pending.queue import (
+from batchq.core.pending_queue import (
     blockers,
     out_of_line_refusals,
     queues_to_tell,

@@ -34,6 +34,15 @@ from batchq.api.resources import (
     total,
 )
 from batchq.api.transaction import CLUSTER, POD_GROUPS, generation_of
+from batchq.core.eligibility import (
+    WANTED,
+    are_honoured,
+    evicts_late,
+    holds_off,
+    names_in,
+    never_met,
+    stops_of,
+)
 from batchq.core.kept_capacity import (
     clock_stands,
     end_pledge,
@@ -44,15 +53,6 @@ from batchq.core.kept_capacity import (
     nodes_awaited,
     standing_pledges,
     victims_left,
-)
-from batchq.core.pending.eligibility import (
-    WANTED,
-    are_honoured,
-    evicts_late,
-    holds_off,
-    names_in,
-    never_met,
-    stops_of,
 )
 from batchq.core.placement.feasibility import fits_when_empty, why_not_when_empty
 from batchq.core.placement.placement import gang_of

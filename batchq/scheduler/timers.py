@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import Pod
 from batchq.api.reasons import Leaving
+from batchq.core.eligibility import instants, names_in, pause_ms
 from batchq.core.kept_capacity import clock_stands
-from batchq.core.pending.eligibility import instants, names_in, pause_ms
 from batchq.core.preemption import protection
 from batchq.core.session.open_session import binding_held_until, since
 from batchq.core.session.session import Session

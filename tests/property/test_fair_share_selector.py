@@ -15,7 +15,7 @@ from batchq.api.objects import Metadata, Queue, QueueSpec
 from batchq.api.reasons import Leaving
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.pending.queue import blockers, waits_in_line
+from batchq.core.pending_queue import blockers, waits_in_line
 from batchq.core.quota.fair_shares import FairShares, fair_shares, note_admission
 from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector

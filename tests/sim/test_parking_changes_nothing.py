@@ -15,8 +15,8 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import ONE_GROUP, POD_GROUPS, queue_scope
 from batchq.assembly import assemble
 from batchq.config.load import read_config
+from batchq.core.eligibility import InadmissibleGroups
 from batchq.core.extension import LiftedBy, Plugin, PluginPlaces, everywhere
-from batchq.core.pending.eligibility import InadmissibleGroups
 from batchq.core.scheduler_cache import PluginRegistry, SchedulerCache
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Instrument

@@ -7,7 +7,7 @@ from typing import Any
 from batchq.api.objects import SchedulingGate
 from batchq.assembly import assemble
 from batchq.config.model import SchedulerConfig
-from batchq.core.pending.equivalence import PendingIterator, WakeUpIndex
+from batchq.core.equivalence import PendingIterator, WakeUpIndex
 from batchq.core.session.session import Session
 from batchq.core.session.state import EquivalenceClass
 from tests.builders import a_group, a_node, a_priority, a_queue, a_snapshot

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from batchq.api import intents
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.core.pending.eligibility import are_honoured
+from batchq.core.eligibility import are_honoured
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 from tests.worlds.rules import Broken, evictions

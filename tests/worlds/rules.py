@@ -15,7 +15,7 @@ from batchq.api.reasons import Waiting
 from batchq.api.resources import Amounts, larger, of_pod, plus
 from batchq.api.transaction import CLUSTER, POD_GROUPS, queue_scope
 from batchq.core.kept_capacity import awaits_victims, gives_way_to, promised_to
-from batchq.core.pending.queue import blockers
+from batchq.core.pending_queue import blockers
 from batchq.core.placement.elastic import node_for_extra, waiting_extras, waits_behind
 from batchq.core.placement.trial import refused_by_nodes
 from batchq.core.quota.fair_shares import comparable, deserved_of_queues

@@ -68,7 +68,7 @@ from batchq.client.changes.queue_rules import (
     settled,
     warnings_of,
 )
-from batchq.core.pending.eligibility import is_active
+from batchq.core.eligibility import is_active
 from batchq.errors import Conflict, InvalidInput, NotFound
 from batchq.ports import Reader
 

@@ -23,7 +23,7 @@ from batchq.api.reasons import Verdict, Waiting, ranked
 from batchq.api.resources import Amounts, covers, describe, describe_quantity, minus, plus, smaller
 from batchq.core.kept_capacity import hold_capacity
 from batchq.core.node_timeline import AmountsByNode, nodes_decide
-from batchq.core.pending.queue import (
+from batchq.core.pending_queue import (
     blockers,
     is_in_class,
     out_of_line_refusals,

@@ -18,8 +18,8 @@ from batchq.api.objects import Pledge, Pod, PodGroupStatus
 from batchq.api.resources import Amounts, total
 from batchq.api.transaction import queue_scope
 from batchq.core.chunks import UidOrder, uid_order
+from batchq.core.eligibility import holds_off
 from batchq.core.kept_capacity import leaves_whole, standing_pledges, victims_left
-from batchq.core.pending.eligibility import holds_off
 from batchq.core.quota.fair_shares import Share, share_of_queue
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.state import GroupState, Victim

@@ -18,8 +18,8 @@ from batchq.api.objects import Pledge, Pod
 from batchq.api.reasons import Leaving
 from batchq.api.resources import PODS, Amounts, describe, minus, of_pod, plus, times, total
 from batchq.api.transaction import CLUSTER, POD_GROUPS
+from batchq.core.eligibility import holds_off
 from batchq.core.kept_capacity import counts_on_others, make_pledge
-from batchq.core.pending.eligibility import holds_off
 from batchq.core.placement.elastic import start_extras
 from batchq.core.preemption.preemptors import ExtraRequest, GangRequest, start_gang
 from batchq.core.preemption.search import (

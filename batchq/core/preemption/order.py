@@ -16,6 +16,7 @@ from batchq.api.notation import counted, format_instant
 from batchq.api.objects import Pledge, Pod, PodGroupStatus
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import describe_quantity
+from batchq.core.eligibility import evicts_late, holds_off, stops_of
 from batchq.core.kept_capacity import (
     awaits_victims,
     end_pledge,
@@ -25,8 +26,7 @@ from batchq.core.kept_capacity import (
     resume_pledge,
     standing_pledges,
 )
-from batchq.core.pending.eligibility import evicts_late, holds_off, stops_of
-from batchq.core.pending.queue import blockers, out_of_line_refusals
+from batchq.core.pending_queue import blockers, out_of_line_refusals
 from batchq.core.preemption.candidates import (
     AT_ACTION_START,
     DECIDED,

@@ -22,10 +22,10 @@ from batchq.api.objects import Pod
 from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import Amounts, minus, of_pod, total
 from batchq.api.transaction import queue_scope
+from batchq.core.eligibility import holds_off, stops_of
+from batchq.core.equivalence import ClassSelection, PendingIterator
 from batchq.core.kept_capacity import release_to
-from batchq.core.pending.eligibility import holds_off, stops_of
-from batchq.core.pending.equivalence import ClassSelection, PendingIterator
-from batchq.core.pending.queue import out_of_line_refusals, select
+from batchq.core.pending_queue import out_of_line_refusals, select
 from batchq.core.placement.elastic import (
     lacking_on_nodes,
     start_extras,

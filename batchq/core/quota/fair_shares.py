@@ -43,7 +43,7 @@ from batchq.core.kept_capacity import (
     still_charged,
     victims_left,
 )
-from batchq.core.pending.queue import (
+from batchq.core.pending_queue import (
     asked_in_classes,
     blockers,
     let_in_of_classes,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import lease_of
+from batchq.core.eligibility import OF_NODES, OF_SESSION, InadmissibleGroups
 from batchq.core.extension import PluginPlaces
-from batchq.core.pending.eligibility import OF_NODES, OF_SESSION, InadmissibleGroups
 from batchq.core.scheduler_cache import SchedulerCache
 from batchq.core.session.session import SESSION, Session
 from batchq.core.session.snapshot import Instrument, Settings, Snapshot

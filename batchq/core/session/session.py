@@ -42,8 +42,8 @@ from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import Pod, PodGroupStatus
 from batchq.api.reasons import Blockers, Verdict, ranked
 from batchq.core.chunks import Ordered, uid_order
+from batchq.core.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.extension import ExtensionPoint, Registration, Rule
-from batchq.core.pending.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.queue_tree import QueueTree
 from batchq.core.session.session_nodes import NodeCache, NodeState, SessionNodes
@@ -159,7 +159,7 @@ class StateKey(Generic[T]):
 
 
 class InadmissibleSet(Protocol):
-    """The parked groups (batchq.core.pending.eligibility)."""
+    """The parked groups (batchq.core.eligibility)."""
 
     parked: dict[str, tuple[Verdict, ...]]
 
@@ -279,7 +279,7 @@ class PendingGroups:
         self.parked: Mapping[str, tuple[Verdict, ...]] = {}
         #: A token that stays equal while lasting answers at preEnqueue stay valid.
         self.generation: object = None
-        #: Uid -> why a group is ineligible, filled on demand (batchq.core.pending.queue).
+        #: Uid -> why a group is ineligible, filled on demand (batchq.core.pending_queue).
         self.ineligible: dict[str, tuple[Verdict, ...]] = {}
         #: Request -> the version of the ledger, and the verdicts on such a group at that version.
         self.last_verdicts: dict[Key, tuple[int, tuple[Verdict, ...]]] = {}

@@ -193,7 +193,7 @@ class GroupState:
         self.is_over = self.status.phase in TERMINAL and is_over(record, self.held)
         #: Its next pod, if it runs and queues again for that pod only.
         self.next_pod: TaskShape | None = None
-        #: Its equivalence class, if it is in one (batchq.core.pending.equivalence).
+        #: Its equivalence class, if it is in one (batchq.core.equivalence).
         self.peers: EquivalenceClass | None = None
         #: Whether a plugin in this session has refused it but not all groups with equal requests.
         self.is_refused_alone = False
@@ -209,7 +209,7 @@ class GroupState:
         self.line_key: tuple[Any, ...] | None = None
         #: The causes and the turn in its record's reasons; computed on demand.
         self.recorded: tuple[tuple[Cause, ...], str] | None = None
-        #: The configuration generation (batchq.core.pending.eligibility) in which it was eligible.
+        #: The configuration generation (batchq.core.eligibility) in which it was eligible.
         self.in_line_at: object = None
 
     # Identity -------------------------------------------------------------------------------------

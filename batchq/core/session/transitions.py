@@ -34,8 +34,8 @@ from batchq.api.objects import (
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import Amounts, describe
 from batchq.api.transaction import following
+from batchq.core.eligibility import cleared, pause_ms
 from batchq.core.kept_capacity import end_pledge, release_places
-from batchq.core.pending.eligibility import cleared, pause_ms
 from batchq.core.preemption.protection import RECLAIM, with_group_run, with_pod_run
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.session_nodes import NodeState

@@ -337,7 +337,7 @@ def holds_off(session: Session, group: GroupState) -> bool:
     )
 
 
-#: Changes that lift the session's own refusals (batchq.core.pending.eligibility).
+#: Changes that lift the session's own refusals (batchq.core.eligibility).
 OF_SESSION: LiftedBy = {
     Waiting.MISCONFIGURED: frozenset(),
     Waiting.QUEUE_NOT_FOUND: frozenset(),

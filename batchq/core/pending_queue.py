@@ -3,7 +3,7 @@ means for groups with equal requests.
 
 Actions call `candidates` for the groups to try, `blockers` for the refusals of a group, and
 `refuse` to store them. Groups with equal requests are evaluated once, and parked while a limit
-keeps them out (batchq.core.pending.equivalence); actions do not see this.
+keeps them out (batchq.core.equivalence); actions do not see this.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import CLUSTER, POD_GROUPS, namespace_scope
-from batchq.core.extension import Registration
-from batchq.core.kept_capacity import awaits_victims, gives_way_to
-from batchq.core.pending.eligibility import is_lifted_with_all, state_refusals
-from batchq.core.pending.equivalence import (
+from batchq.core.eligibility import is_lifted_with_all, state_refusals
+from batchq.core.equivalence import (
     ClassSelection,
     PendingIterator,
     PendingQueue,
     QueueState,
 )
+from batchq.core.extension import Registration
+from batchq.core.kept_capacity import awaits_victims, gives_way_to
 from batchq.core.placement.feasibility import NODE_REFUSALS
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.quota.limit_checks import claim_of, over_any_limit

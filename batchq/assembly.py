@@ -17,8 +17,8 @@ from typing import Any
 
 from batchq.api import notation
 from batchq.api.notation import Malformed
+from batchq.config import Expansion, SchedulerConfig, expand, named
 from batchq.config.load import Known
-from batchq.config.model import Expansion, SchedulerConfig, expand, named
 from batchq.core.extension import POINTS, Plugin, implemented, traits_of
 from batchq.core.session.session import Action
 from batchq.errors import InvalidInput

@@ -18,7 +18,7 @@ from batchq.api.objects import Pod, PodGroup, key_of
 from batchq.api.transaction import Transaction, Write
 from batchq.assembly import assemble
 from batchq.client.changes import create
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.lab.simulation.player import end, start
 from batchq.lab.simulation.world import CountedIds, VirtualClock, write
 from batchq.scheduler.cycle import Cycle

@@ -16,7 +16,7 @@ from msgspec import Struct
 # Load the same modules as the daemon, so that the memory is comparable.
 import batchq.daemon.app  # noqa: F401
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.daemon import app
 from batchq.store.redis import RedisStore
 from benchmarks.backlog_scenarios import Stage, Took, median_of, play

@@ -28,7 +28,7 @@ from batchq.api.objects import (
 from batchq.api.transaction import Charge, Event, Transaction, Write, fence_of
 from batchq.assembly import assemble
 from batchq.client.changes import object_writes
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.quota.ledger import holders_in_store
 from batchq.lab.simulation.initial_state import stated
 from batchq.scheduler.cycle import Cycle

@@ -16,7 +16,7 @@ from typing import Any
 
 from batchq.api.intents import Bind
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.placement.node_order import rank_of
 from batchq.core.placement.placement import fill_nodes
 from batchq.core.session.session import Session

@@ -15,7 +15,7 @@ import msgspec
 
 from batchq.api.objects import Queue
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.session import Session
 from benchmarks.table import median_s, report
 from tests.builders import a_group, a_node, a_queue, a_snapshot

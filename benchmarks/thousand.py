@@ -27,7 +27,7 @@ from batchq.api.objects import Object, Pod, key_of, kind_of
 from batchq.api.transaction import Event, Transaction, fence_of
 from batchq.assembly import assemble
 from batchq.client.changes import object_writes
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.lab.simulation.initial_state import stated
 from batchq.scheduler.cycle import Cycle
 from batchq.store import liveness

@@ -24,7 +24,7 @@ from batchq.api.notation import default_of, write_form
 from batchq.api.objects import KINDS, Metadata
 from batchq.api.reasons import Finish, Leaving, Waiting
 from batchq.cli.main import COMMANDS, main
-from batchq.config.model import SchedulerFile
+from batchq.config import SchedulerFile
 from batchq.daemon.metrics import MEASURES
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -35,7 +35,7 @@ from batchq.api.objects import (
 )
 from batchq.api.resources import parse_quantity
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.quota.ledger import charge_with_count
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import ContactStanding, Snapshot

@@ -24,8 +24,8 @@ from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:
     from batchq.api.views import Schedulers, SchedulerSeen
+    from batchq.config import Expansion, SchedulerConfig
     from batchq.config.load import SettingDifference
-    from batchq.config.model import Expansion, SchedulerConfig
 
 
 @click.command(epilog=examples("batchq config reload"))
@@ -222,7 +222,7 @@ def checked_config(file: Path | None) -> SchedulerConfig:
 
 def _on(config: SchedulerConfig, expansion: Expansion) -> list[str]:
     """Return the plugins that are enabled at some point."""
-    from batchq.config.model import named
+    from batchq.config import named
 
     enabled = {entry.name for standing in expansion.values() for entry in standing}
     return [name for name in named(config) if name in enabled]
@@ -231,7 +231,7 @@ def _on(config: SchedulerConfig, expansion: Expansion) -> list[str]:
 def _without_effect(config: SchedulerConfig) -> list[str]:
     """Return one line for each setting without effect, lost guarantee and warning."""
     from batchq.assembly import expanded, without_consent
-    from batchq.config.model import named, unkept
+    from batchq.config import named, unkept
 
     expansion = expanded(config)
     plugins, on = named(config), _on(config, expansion)
@@ -299,7 +299,7 @@ def _before_backfill(config: SchedulerConfig) -> tuple[str, ...]:
 def _needless_disabling(config: SchedulerConfig) -> Iterator[str]:
     """Report plugins that are disabled at points where they would not be called anyway."""
     from batchq.assembly import points_of
-    from batchq.config.model import ALL
+    from batchq.config import ALL
 
     on = {entry.name for entry in config.plugins}
     for point, stated in config.points.items():

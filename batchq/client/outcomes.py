@@ -34,8 +34,8 @@ from batchq.api.views import Awaited, ExpectedStart, GroupPlan, Outcome, Starts,
 from batchq.assembly import assemble
 from batchq.client.changes import explain_refusal
 from batchq.client.overview import awaited_of, line_of, others
+from batchq.config import SchedulerConfig
 from batchq.config.load import read_config
-from batchq.config.model import SchedulerConfig
 from batchq.core.eligibility import are_honoured, open_checks
 from batchq.core.estimates import Expected, earliest_start, expected_starts
 from batchq.core.placement.feasibility import fits_when_empty, nodes_away, why_no_known_node

@@ -40,7 +40,7 @@ from batchq.api.views import (
     Stop,
 )
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.kept_capacity import victims_left
 from batchq.core.pending_queue import blockers, waits_in_line
 from batchq.core.placement.placement import gang_of, slots_for

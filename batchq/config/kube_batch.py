@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 from batchq.api import notation
 from batchq.api.notation import Malformed, Path, mapping_at, shown
+from batchq.config import DEFAULT_PLUGINS, PluginEntry, PluginSet, SchedulerConfig
 from batchq.config.documents import Document
 from batchq.config.load import check_known, check_name, check_once
-from batchq.config.model import DEFAULT_PLUGINS, PluginEntry, PluginSet, SchedulerConfig
 from batchq.core.extension import POINTS
 
 #: kube-batch's default actions.

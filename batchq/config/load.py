@@ -25,7 +25,7 @@ from batchq.api.notation import (
     parse_duration,
     shown,
 )
-from batchq.config.model import (
+from batchq.config import (
     ALL,
     DEFAULT_PLUGINS,
     EvictionBudget,

@@ -21,7 +21,7 @@ from msgspec import Struct
 from prometheus_client.exposition import choose_encoder
 
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.daemon.loop import HANGS_AFTER_PERIODS, Loop, Turn, TurnReport
 from batchq.daemon.metrics import Metrics
 from batchq.daemon.services import PATIENCE_S, ThreadService

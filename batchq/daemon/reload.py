@@ -27,8 +27,8 @@ from batchq.api.transaction import Event, Transaction
 from batchq.assembly import assemble, expanded, known_names
 from batchq.client import Client
 from batchq.client.connection import process_of
+from batchq.config import SchedulerConfig, unkept
 from batchq.config.load import as_text, read_config, read_file, what_changed
-from batchq.config.model import SchedulerConfig, unkept
 from batchq.daemon import detached, stack
 from batchq.daemon.services import ThreadService
 from batchq.errors import InvalidInput, NotFound, StoreUnavailable, WaitTimedOut

@@ -41,7 +41,7 @@ from batchq.api.resources import CPU, MEMORY
 from batchq.api.transaction import Charge, Transaction, Write
 from batchq.assembly import assemble
 from batchq.client.changes import create
-from batchq.config.model import PluginEntry, PluginSet, SchedulerConfig
+from batchq.config import PluginEntry, PluginSet, SchedulerConfig
 from batchq.core.quota.ledger import holders_in_store
 from batchq.errors import InvalidInput
 from batchq.lab.schedule import Gauge, Sample

@@ -21,7 +21,7 @@ from batchq.api.objects import Pod, PodGroup, key_of
 from batchq.api.reasons import Leaving
 from batchq.api.resources import total
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Settings
 from batchq.errors import InvariantBroken

@@ -30,7 +30,7 @@ from batchq.api.objects import (
     key_of,
 )
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.errors import UsageError
 from batchq.lab.load_player import play_load
 from batchq.lab.replay import (

@@ -58,7 +58,7 @@ from batchq.api.objects import (
 )
 from batchq.api.transaction import Charge, Transaction, Write
 from batchq.client.changes import NewGroups, create, first_contradiction, found_defaults
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.quota.ledger import holders_in_store
 from batchq.errors import InvalidInput, NotFound, Rejected
 from batchq.lab.simulation.world import write

@@ -15,7 +15,7 @@ from typing import Any
 
 from batchq.api.lifecycle import PodPhase
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.lab.simulation.player import PlayedWorld, WorldRun
 from batchq.lab.simulation.report import CycleStory, WorldOutcome
 from batchq.lab.simulation.world import read_world

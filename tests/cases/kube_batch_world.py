@@ -26,8 +26,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from batchq.config import SchedulerConfig
 from batchq.config.load import read_config
-from batchq.config.model import SchedulerConfig
 from tests.yaml_text import text_of
 
 Manifest = dict[str, Any]

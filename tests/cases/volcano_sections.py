@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from batchq.api.resources import parse_quantity
-from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
+from batchq.config import DEFAULT_PLUGINS, SchedulerConfig
 from batchq.core.extension import Plugin, everywhere
 from batchq.core.preemption.protection import vote
 from batchq.core.session.open_session import open_session

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from batchq.cli.config import checked_config
 from batchq.cli.main import main
+from batchq.config import DEFAULT_PLUGINS
 from batchq.config.load import load_config
-from batchq.config.model import DEFAULT_PLUGINS
 from batchq.core.extension import POINTS
 from batchq.errors import InvalidInput
 from tests.cli.conftest import Ran, run

@@ -14,7 +14,7 @@ from batchq.api.objects import AdmissionCheck, Metadata
 from batchq.assembly import assemble
 from batchq.cli.simulate.live import notes, show_tables
 from batchq.client.outcomes import TrialScheduler
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.lab.simulation.look_ahead import copy_of_live, look_ahead
 from batchq.lab.simulation.report import Lasting, WhatIf, compared
 from batchq.lab.simulation.world import CountedIds, VirtualClock

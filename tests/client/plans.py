@@ -16,7 +16,7 @@ from batchq.api.views import GroupPlan, Plan
 from batchq.assembly import assemble
 from batchq.client.outcomes import TrialScheduler
 from batchq.client.plan import Planner
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.snapshot import Snapshot
 from batchq.store.memory import MemoryStore
 from batchq.system import RandomIds

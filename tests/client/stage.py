@@ -14,7 +14,7 @@ from batchq.api.objects import Node, Object, Pod, PodGroup, Queue, key_of
 from batchq.api.transaction import Charge, Transaction, Write
 from batchq.assembly import assemble
 from batchq.client import Client
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.scheduler.cycle import Cycle
 from batchq.store.redis import RedisStore
 from batchq.store.schedulers import publish_object_limit

@@ -18,7 +18,7 @@ from batchq.api.views import Others, Why
 from batchq.assembly import assemble
 from batchq.cli.diagnosis import show_why
 from batchq.client.overview import others
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.snapshot import Settings
 from tests.builders import RECLAIMS, a_node, a_priority, a_queue
 from tests.client.waits import MINUTE, NEVER, NOW, World, a_check, asks, everything, waiting

@@ -29,7 +29,7 @@ from batchq.api.views import Why
 from batchq.assembly import assemble
 from batchq.client.outcomes import TrialScheduler
 from batchq.client.why import explain
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.scheduler.transactions import transactions_of
 from tests.builders import a_group, a_node, a_priority, a_queue, a_snapshot, a_task

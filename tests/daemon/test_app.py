@@ -16,7 +16,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.reasons import Verdict
 from batchq.api.transaction import Delivery, count_of
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.daemon import app, detached
 from batchq.daemon.detached import Record
 from batchq.daemon.embedded_server import ensure_server

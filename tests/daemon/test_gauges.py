@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from batchq.assembly import assemble
+from batchq.config import SchedulerConfig
 from batchq.config.load import read_config
-from batchq.config.model import SchedulerConfig
 from batchq.core.session.snapshot import Snapshot
 from batchq.daemon.gauges import levels_of
 from batchq.lab.simulation.player import WorldRun

@@ -14,7 +14,7 @@ from batchq.api.objects import (
     PodGroup,
 )
 from batchq.api.transaction import Transaction, Write
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.daemon.loop import TurnReport
 from batchq.daemon.metrics import MEASURES, Metrics
 from batchq.daemon.metrics_server import MetricsServer

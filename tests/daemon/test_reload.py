@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from batchq.api.transaction import Commit, Transaction
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.daemon.reload import Reload, reload_service
 from batchq.daemon.services import on_hangup
 from batchq.errors import InvalidInput, StoreUnavailable

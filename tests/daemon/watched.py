@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from batchq.api.objects import PodGroup, SchedulingGate
 from batchq.api.transaction import Transaction, Write
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.daemon.metrics import Metrics
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.memory import MemoryStore

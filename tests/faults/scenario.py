@@ -8,7 +8,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from batchq.api.objects import Object
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from tests.faults.machines import Script
 from tests.faults.processes import Request
 from tests.faults.store_faults import Chance, Mode, never

@@ -25,7 +25,7 @@ from batchq.api.objects import (
 from batchq.api.resources import CPU, GPU
 from batchq.api.transaction import Transaction
 from batchq.client.changes import cancel, create, resume, suspend
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.snapshot import Settings
 from batchq.ports import Reader
 from tests.builders import a_group, a_priority, a_queue, a_quota, a_task, amounts

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchq.assembly import BUILTIN_PLUGINS, arguments_of, expanded, known_names
+from batchq.config import SchedulerConfig
 from batchq.config.load import as_text, differences, effect, read_config
-from batchq.config.model import SchedulerConfig
 from batchq.core.extension import POINTS
 from tests.yaml_text import text_of
 

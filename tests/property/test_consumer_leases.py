@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from batchq.api.transaction import Transaction
 from batchq.client import changes
 from batchq.client.changes import consumer_leases
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.errors import Conflict
 from batchq.lab.simulation.world import recount
 from batchq.store.memory import MemoryStore

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from batchq.api.objects import Metadata, Queue, QueueSpec
 from batchq.api.reasons import Leaving
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.pending_queue import blockers, waits_in_line
 from batchq.core.quota.fair_shares import FairShares, fair_shares, note_admission
 from batchq.core.quota.queue_tree import ROOT

@@ -12,7 +12,7 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod, PodGroup
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.estimates import earliest_start
 from batchq.core.expected_ends import ExpectedEnd, ends
 from batchq.core.kept_capacity import awaits_victims, gives_way_to

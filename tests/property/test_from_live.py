@@ -12,7 +12,7 @@ from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.notation import HOUR, SECOND
 from batchq.api.objects import Node, NodeSpec, Pod
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.snapshot import Snapshot
 from batchq.lab.simulation.look_ahead import copy_of_live, look_ahead
 from batchq.lab.simulation.report import Lasting, Stopped

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.expected_ends import ends
 from batchq.core.node_timeline import NodeTimeline
 from batchq.core.placement.placement import gang_of

@@ -16,7 +16,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroupStatus, Taint, Task, Toleration
 from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import assemble
-from batchq.config.model import PluginEntry, SchedulerConfig
+from batchq.config import PluginEntry, SchedulerConfig
 from batchq.core.extension import POINTS
 from batchq.core.placement import placement
 from batchq.core.placement.node_matrix import NODE_ROWS, RowRanking

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
 from batchq.api.reasons import Leaving, Waiting
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.pending_queue import blockers, waits_in_line
 from batchq.core.placement.trial import refused_by_nodes
 from batchq.core.session.session import Session

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.assembly import BUILTIN_PLUGINS, assemble
-from batchq.config.model import PluginEntry, SchedulerConfig
+from batchq.config import PluginEntry, SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import GroupState, Shortage, Victim

@@ -13,7 +13,7 @@ from batchq.api.objects import Node, Object, Pod, PodGroup
 from batchq.api.transaction import Charge, Event, Transaction, Write
 from batchq.assembly import assemble
 from batchq.client import changes
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler
 from batchq.store.memory import MemoryStore

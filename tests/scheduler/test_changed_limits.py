@@ -11,7 +11,7 @@ from batchq.api.objects import Object, key_of, kind_of
 from batchq.api.transaction import Event, Transaction
 from batchq.assembly import assemble
 from batchq.client.changes import object_writes
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.system import CountingIds
 from tests.builders import a_group, a_node, a_priority, a_queue, a_quota, a_task, amounts

@@ -14,7 +14,7 @@ from batchq.api.objects import Node, PodGroup, PodTemplate, Retry, Task
 from batchq.api.transaction import CLUSTER
 from batchq.assembly import assemble
 from batchq.client import changes
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.snapshot import Settings
 from batchq.scheduler.transactions import transactions_of
 from batchq.store.redis import RedisStore

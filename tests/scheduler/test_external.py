@@ -10,7 +10,7 @@ from msgspec import structs
 from batchq.api.objects import PodTemplate, Task
 from batchq.api.transaction import Word
 from batchq.client.changes import consumer_leases
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.errors import Conflict, InvalidInput, NotFound
 from tests.builders import a_group, a_node, a_queue, amounts
 from tests.scheduler.conftest import Stack

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from batchq.api.objects import PodTemplate, Strategy
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_node, a_queue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Container, Launch
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from tests.builders import a_group, a_node, a_queue, a_task
 from tests.scheduler.conftest import Stack
 

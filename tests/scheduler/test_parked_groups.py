@@ -24,7 +24,7 @@ from batchq.api.objects import (
 from batchq.api.transaction import Transaction, Write
 from batchq.assembly import assemble
 from batchq.client import changes
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.quota.head_reservation import deserved_of_queues
 from batchq.core.session.snapshot import Settings
 from batchq.scheduler.cycle import MOST_WRITTEN, CycleReport

@@ -8,7 +8,7 @@ import pytest
 
 from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import BUILTIN_PLUGINS, assemble
-from batchq.config.model import PluginEntry, SchedulerConfig
+from batchq.config import PluginEntry, SchedulerConfig
 from batchq.core.estimates import Expected, earliest_start, expected_starts
 from batchq.core.extension import Plugin, PluginTraits, everywhere, traits_of
 from batchq.core.session.session import Session

@@ -14,7 +14,7 @@ import pytest
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import AdmissionCheck, AdmissionCheckSpec, Metadata, PodGroup, PodTemplate
 from batchq.client import changes
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_node, a_queue
 from tests.scheduler.conftest import Stack

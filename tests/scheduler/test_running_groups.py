@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 
 from batchq.api.objects import PodGroup
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_node, a_queue, a_task
 from tests.scheduler.conftest import Stack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.errors import InvalidInput
 from batchq.lab.simulation.player import play
 from tests.sim.worlds import (

@@ -22,7 +22,7 @@ from batchq.api.objects import (
     SchedulingGate,
 )
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.lab.simulation.look_ahead import look_ahead
 from batchq.lab.simulation.report import Future, Lasting, Stopped, compared

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from batchq.api.objects import PodGroup, PodTemplate
 from batchq.assembly import assemble, known_names
+from batchq.config import SchedulerConfig
 from batchq.config.load import read_config
-from batchq.config.model import SchedulerConfig
 from batchq.lab.simulation.player import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.store.memory import MemoryStore

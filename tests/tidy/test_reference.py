@@ -11,7 +11,7 @@ from batchq.api.objects import KINDS
 from batchq.api.reasons import Finish, Leaving, Waiting
 from batchq.cli.main import COMMANDS, main
 from batchq.client import Client
-from batchq.config.model import SchedulerFile
+from batchq.config import SchedulerFile
 from batchq.daemon.metrics import MEASURES
 from docs import conf as site
 from docs import reference

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from batchq.config import SchedulerConfig
 from batchq.config.load import read_config
-from batchq.config.model import SchedulerConfig
 from batchq.lab.load_player import play_load
 from batchq.lab.schedule import Schedule, dues
 from batchq.lab.traces import Load, read_swf, swf_load

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from batchq.cli.replay import as_json, compared
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.errors import UsageError
 from batchq.lab.replay import Replayed, ReplayEnding, ReplayPlan, report_of, starts_csv
 from batchq.lab.replay_comparison import MOST_COMPARED, Comparison, compare, simulated_starts

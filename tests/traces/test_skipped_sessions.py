@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from batchq.api.objects import Dependency, Metadata, Queue, QueueSpec
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.lab import load_player as playing
 from batchq.lab.load_player import (
     LoadRun,

@@ -15,7 +15,7 @@ from batchq.assembly import (
     known_plugins,
     without_consent,
 )
-from batchq.config.model import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
+from batchq.config import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
 from batchq.errors import InvalidInput
 from tests.builders import a_group, a_node, a_snapshot
 

@@ -9,7 +9,7 @@ import pytest
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroup
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.store.memory import MemoryStore
 from benchmarks import backlog
 from benchmarks.backlog_scenarios import SCENARIOS, Stage, play

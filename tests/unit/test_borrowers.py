@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.quota.selector import Borrowers
 from batchq.core.session.session import Session
 from batchq.core.session.statement import Statement

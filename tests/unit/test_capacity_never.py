@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.snapshot import Settings
 from tests.builders import Decided, a_group, a_node, a_queue, amounts, decide
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import OpenedGate, PodGroupStatus, Retry
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from tests.builders import (
     a_group,
     a_node,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from batchq.api.objects import KINDS, NAMESPACED, Metadata
+from batchq.config import PluginEntry, SchedulerConfig, SchedulerFile
 from batchq.config.load import as_written
-from batchq.config.model import PluginEntry, SchedulerConfig, SchedulerFile
 from batchq.core.extension import POINTS
 from docs.reference import Row, fields_of, rows
 

@@ -12,8 +12,8 @@ import pytest
 
 from batchq.api.objects import Object, PodGroup, key_of, kind_of
 from batchq.client import changes
+from batchq.config import SchedulerConfig
 from batchq.config.documents import read_documents
-from batchq.config.model import SchedulerConfig
 from batchq.lab.simulation.player import play
 from batchq.store.memory import MemoryStore
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from batchq.config import PluginEntry, SchedulerConfig
 from batchq.config.load import as_written, load_config, read_config
-from batchq.config.model import PluginEntry, SchedulerConfig
 from batchq.core.session.snapshot import Settings
 from batchq.errors import InvalidInput
 from tests.yaml_text import text_of

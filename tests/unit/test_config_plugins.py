@@ -13,8 +13,8 @@ from msgspec import structs
 
 from batchq.api.objects import SchedulingGate
 from batchq.assembly import assemble, expanded, known_names
+from batchq.config import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
 from batchq.config.load import as_text, read_config
-from batchq.config.model import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
 from batchq.core.extension import POINTS
 from batchq.errors import InvalidInput
 from batchq.plugins.order import Sla

@@ -12,7 +12,7 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import PodGroup, PodGroupStatus
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import roll_back
 from tests.builders import (

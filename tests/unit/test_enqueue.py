@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchq.api.intents import SetReasons
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Condition, Dependency, PodGroupStatus, SchedulingGate
-from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
+from batchq.config import DEFAULT_PLUGINS, SchedulerConfig
 from tests.builders import (
     a_group,
     a_node,

@@ -6,7 +6,7 @@ from typing import Any
 
 from batchq.api.objects import SchedulingGate
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.equivalence import PendingIterator, WakeUpIndex
 from batchq.core.session.session import Session
 from batchq.core.session.state import EquivalenceClass

@@ -20,7 +20,7 @@ from batchq.api.objects import (
     Strategy,
 )
 from batchq.assembly import assemble
-from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
+from batchq.config import DEFAULT_PLUGINS, SchedulerConfig
 from batchq.core.estimates import Expected, expected_starts
 from batchq.core.session.session import Session
 from tests.builders import (

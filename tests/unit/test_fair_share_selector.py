@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from batchq.assembly import assemble
-from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
+from batchq.config import DEFAULT_PLUGINS, SchedulerConfig
 from batchq.core.quota.fair_shares import note_admission
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session

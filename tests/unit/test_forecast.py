@@ -9,7 +9,7 @@ from msgspec import structs
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod, PodGroup, PodGroupStatus, SchedulingGate
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.estimates import earliest_start
 from batchq.core.expected_ends import ends
 from batchq.core.session.session import Session

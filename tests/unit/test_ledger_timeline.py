@@ -9,7 +9,7 @@ from msgspec import structs
 
 from batchq.api.objects import Pod, PodGroup, PodGroupStatus
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import GroupState

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchq.config.model import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
+from batchq.config import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
 from batchq.core.session.snapshot import Settings
 from tests.builders import Decided, a_group, a_node, a_queue, a_running_group, a_task, decide
 

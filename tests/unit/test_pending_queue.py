@@ -11,7 +11,7 @@ from batchq.api.intents import RollBack
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import Dependency, PodGroupStatus, SchedulingGate
 from batchq.assembly import assemble
-from batchq.config.model import DEFAULT_PLUGINS, SchedulerConfig
+from batchq.config import DEFAULT_PLUGINS, SchedulerConfig
 from batchq.scheduler.pod_controller import roll_back_over_limits
 from tests.builders import (
     a_group,

@@ -10,7 +10,7 @@ from msgspec import inspect
 
 from batchq.api.notation import default_of
 from batchq.assembly import BUILTIN_PLUGINS
-from batchq.config.model import DEFAULT_PLUGINS
+from batchq.config import DEFAULT_PLUGINS
 from batchq.core.extension import POINTS
 
 _GUIDE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")

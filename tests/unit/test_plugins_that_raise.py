@@ -8,7 +8,7 @@ import pytest
 
 from batchq.api.reasons import Verdict
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.extension import POINTS
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState

@@ -11,7 +11,7 @@ from batchq.api.intents import Intent
 from batchq.api.objects import PodGroup, SchedulingGate
 from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.extension import Plugin
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState

@@ -10,7 +10,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Metadata, PodGroupStatus, Queue, QueueSpec
 from batchq.api.reasons import Leaving
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.quota.fair_shares import (
     deserved_of_queues,
     fair_shares,

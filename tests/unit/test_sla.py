@@ -10,7 +10,7 @@ from msgspec import structs
 from batchq.api.intents import Evict
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroup, PodGroupStatus
-from batchq.config.model import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
+from batchq.config import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
 from batchq.scheduler.timers import next_due_at
 from tests.builders import Decided, a_group, a_node, a_priority, a_queue, decide
 from tests.unit.voting import opened, running

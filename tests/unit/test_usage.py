@@ -11,7 +11,7 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.notation import DAY, HOUR
 from batchq.api.reasons import Leaving
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.quota.fair_shares import HALF_LIVES, used_share, weight
 from batchq.core.session.session import Session
 from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot, amounts

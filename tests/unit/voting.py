@@ -10,7 +10,7 @@ from msgspec import structs
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import PodGroupStatus
 from batchq.assembly import assemble
-from batchq.config.model import PluginEntry, SchedulerConfig
+from batchq.config import PluginEntry, SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import Shortage, Victim

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.objects import PodGroup
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.snapshot import Snapshot
 from tests.worlds.picture import Amounts, Picture, Place, fits, most_of, total
 

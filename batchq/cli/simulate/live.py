@@ -44,7 +44,7 @@ from batchq.lab.simulation.report import (
 
 if TYPE_CHECKING:
     from batchq.client.outcomes import TrialScheduler
-    from batchq.config.model import SchedulerConfig
+    from batchq.config import SchedulerConfig
     from batchq.lab.simulation.look_ahead import Tell
 
 

@@ -32,8 +32,8 @@ from batchq.cli.config import checked_config
 from batchq.cli.output.forms import show_data
 from batchq.cli.output.progress import Tell, progress
 from batchq.cli.output.terminal import Interrupted, echo, one_line
+from batchq.config import SchedulerConfig
 from batchq.config.documents import MOST_BYTES, read_bounded
-from batchq.config.model import SchedulerConfig
 from batchq.errors import BatchqError, InvalidInput, UsageError
 from batchq.lab.gpu_usage import PLACEMENTS
 from batchq.lab.traces import DEFAULT_POLICY, POLICIES, POLICY_CONFIG

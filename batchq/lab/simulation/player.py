@@ -18,7 +18,7 @@ from batchq.api.objects import Node, Object, Pod, PodGroup, PodGroupSpec, full_n
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.transaction import Charge, Event, Transaction, Write, fence_of
 from batchq.assembly import assemble
-from batchq.config.model import SchedulerConfig
+from batchq.config import SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState

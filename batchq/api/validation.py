@@ -137,6 +137,8 @@ def disorder_of(group: PodGroup) -> str:
                 return f"its status has {shown(number)} in place of a number"
     if spec.min_member is not None and spec.min_member < 0:
         return f"its minMember is {spec.min_member}"
+    if not spec.tasks:
+        return ""
     names = set()
     pods = 0
     for task in spec.tasks:

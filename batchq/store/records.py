@@ -342,6 +342,8 @@ def read_record(
         return _unreadable(kind, key, reason_of(error))
     meta = item.metadata
     uid = meta.uid
+    if isinstance(item, PodGroup) and _is_sound(item, key):
+        return item
     if kind == "Pod":
         named, uid = uid, cast(Pod, item).status.group_uid
     else:
@@ -361,6 +363,20 @@ def read_record(
     if why := _false_amounts_of(item):
         return _unreadable(kind, key, why)
     return item
+
+
+def _is_sound(group: PodGroup, key: str) -> bool:
+    """Whether a group passes every check of `read_record`. Most records are sound groups, so this
+    does not look for the reason.
+    """
+    meta = group.metadata
+    return (
+        f"{meta.namespace}/{meta.name}" == key
+        and " " not in key
+        and _OF_UIDS["PodGroup"].fullmatch(meta.uid) is not None
+        and not _names_no_scope(group)
+        and not disorder_of(group)
+    )
 
 
 def _false_amounts_of(item: Object) -> str:
@@ -393,7 +409,7 @@ def _names_no_scope(item: Object) -> bool:
             return True
         if not status.charge_path and not status.pledge.owed:
             return False
-        return any(" " in name for name in (*status.charge_path, *status.pledge.owed))
+        return " " in "".join((*status.charge_path, *status.pledge.owed))
     return isinstance(item, Pod) and (" " in item.status.node or " " in item.metadata.namespace)
 
 
@@ -723,7 +739,8 @@ class SharingReader:
             self._share_of(status)
             force_setattr(status, "reasons", self._values(status.reasons))
             force_setattr(status, "conditions", self._values(status.conditions))
-            if len(stored) <= LONGEST_PART:
+            # A claim's token is no other group's.
+            if len(stored) <= LONGEST_PART and not status.claim.token:
                 self._statuses.put(stored, status, len(stored))
         return status
 

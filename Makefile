@@ -83,7 +83,7 @@ swarm-of-kills:
 	$(BIN)/python -m tests.swarm --kills $(call of,500)
 	$(BIN)/python -m tests.swarm --devices --kills $(call of,200)
 swarm-of-damage:
-	BATCHQ_MUTATIONS=$(call of,91000) $(BIN)/pytest tests/poison/test_mutations.py tests/poison/test_false_records.py
+	BATCHQ_MUTATIONS=$(call of,91000) $(THOROUGHLY) tests/poison/test_mutations.py tests/poison/test_false_records.py
 # A hundredth of an hour is about as long as it takes to try each operation once.
 swarm-of-requests: $(REQUESTS)/.installed
 	$(BIN)/python -m tests.swarm.openapi_requests --seconds $(call of,3600) --schemathesis $(abspath $(REQUESTS))/bin/schemathesis

@@ -17,6 +17,7 @@ from batchq.store import keys
 from tests.builders import a_group, a_queue, a_task
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
+from tests.effort import grid
 from tests.harness.server import Server
 
 QUEUES = """
@@ -196,8 +197,11 @@ HOSTILE_NAMES = (
 )
 
 
-@pytest.mark.parametrize("kind", ["PodGroup", "Pod", "Queue"])
-@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=lambda name: repr(name[:20]))
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    grid(HOSTILE_NAMES, ["PodGroup", "Pod", "Queue"]),
+    ids=lambda part: repr(part[:20]),
+)
 def test_the_command_that_the_doctor_prints_deletes_an_unreadable_record(
     batchq: Batchq, stage: Stage, raw: redis.Redis, kind: str, name: bytes
 ) -> None:

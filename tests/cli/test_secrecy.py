@@ -24,7 +24,7 @@ CANARY = "canary-4711"
             ["--redis-url", f"redis+sentinel://:{CANARY}@127.0.0.1:1,127.0.0.1:2/main"],
             ["--redis-url", f"redis+sentinel://127.0.0.1:1/main?sentinel_password={CANARY}"],
         ],
-        3,
+        2,
     ),
 )
 def test_a_running_command_shows_no_password(option: list[str]) -> None:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.e2e.machine import until
+from tests.effort import sample
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +30,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", sample([signal.SIGINT, signal.SIGTERM], 1))
 def test_an_interrupted_benchmark_leaves_no_process_behind(
     number: signal.Signals, tmp_path: Path
 ) -> None:

@@ -175,9 +175,9 @@ def run_two_even_arrays(cluster: Cluster, *, for_s: float) -> None:
     print(f"{for_s:.0f} s: {new} pods began, 2 evictions, all of them at first")  # noqa: T201
 
 
-@pytest.mark.parametrize(
-    "for_s", [10.0, pytest.param(300.0, marks=pytest.mark.slow)], ids=["10s", "5min"]
-)
+@pytest.mark.parametrize("for_s", [10.0, 300.0], ids=["10s", "5min"])
+# tests/sim/test_no_oscillation.py has the same queues for longer, in virtual time.
+@pytest.mark.slow
 def test_two_equal_queues_that_want_everything_evict_no_group_once_they_are_even(
     machine: Machine, for_s: float
 ) -> None:
@@ -226,6 +226,8 @@ def assert_the_pledge_was_kept(cluster: Cluster) -> None:
     assert not cluster.has_pledge("high")
 
 
+# A restarted scheduler reads the same records.
+@pytest.mark.slow
 def test_a_follower_keeps_the_leaders_pledge(machine: Machine) -> None:
     with Cluster(machine, schedulers=2) as cluster:
         cluster.agent("n1")

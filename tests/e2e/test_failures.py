@@ -25,6 +25,7 @@ from tests.e2e.machine import (
     process_group_of_a_pod,
     until,
 )
+from tests.effort import sample
 
 TENTHS = 25
 
@@ -84,12 +85,15 @@ class Scene:
 
 @pytest.mark.parametrize(
     ("strike", "starts"),
-    [
-        pytest.param(Scene.kill_a_work_horse, {2, 3}, id="a work-horse"),
-        pytest.param(Scene.kill_the_agent, {4}, id="the agent"),
-        pytest.param(Scene.kill_the_scheduler, {2}, id="the scheduler"),
-        pytest.param(Scene.kill_the_server, {2, 3, 4}, id="the server"),
-    ],
+    sample(
+        [
+            pytest.param(Scene.kill_a_work_horse, {2, 3}, id="a work-horse"),
+            pytest.param(Scene.kill_the_agent, {4}, id="the agent"),
+            pytest.param(Scene.kill_the_scheduler, {2}, id="the scheduler"),
+            pytest.param(Scene.kill_the_server, {2, 3, 4}, id="the server"),
+        ],
+        2,
+    ),
 )
 def test_the_work_is_finished_once_after_the_death_of(
     machine: Machine, strike: Callable[[Scene], None], starts: set[int]

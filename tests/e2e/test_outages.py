@@ -294,7 +294,7 @@ PAUSED_S = 13.0
     [
         pytest.param(stopped, ALL_LEASES_S, id="stopped"),
         pytest.param(killed, ALL_LEASES_S, id="killed", marks=pytest.mark.slow),
-        pytest.param(paused, PAUSED_S, id="paused"),
+        pytest.param(paused, PAUSED_S, id="paused", marks=pytest.mark.slow),
     ],
 )
 def test_everything_waits_for_an_unavailable_server_and_logs_that_once(

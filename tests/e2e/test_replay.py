@@ -153,6 +153,8 @@ def test_jobs_start_in_the_simulators_order_if_the_machine_keeps_up(machine: Mac
         assert found == (against["pairs"], 1.0, [])
 
 
+# The test before it replays a made-up log in the same way.
+@pytest.mark.slow
 def test_a_slice_of_a_real_log_finishes_exactly_once(machine: Machine) -> None:
     log = real_log("lublin_256")
     done = machine.batchq("replay", str(log), "--jobs", "40", "--speed", "8000", "-o", "json")

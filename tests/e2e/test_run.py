@@ -35,15 +35,15 @@ def test_the_mandelbrot_example_draws_its_picture_from_nothing(machine: Machine)
     text = example.read_text().replace(
         "command: [", "env: {MANDELBROT_OUT: out}\n        command: ["
     )
-    full, half = "WIDTH, HEIGHT = 640, 480", "WIDTH, HEIGHT = 320, 240"
+    full, small = "WIDTH, HEIGHT = 640, 480", "WIDTH, HEIGHT = 160, 120"
     for script in example.parent.glob("mandelbrot_*.py"):
-        machine.file(script.name, script.read_text().replace(full, half))
+        machine.file(script.name, script.read_text().replace(full, small))
     done = machine.batchq("run", str(machine.file("picture.yaml", text)), "--down")
     assert "mandelbrot           Completed  4/4" in done.stdout
     assert "Written: out/mandelbrot.png" in done.stdout
     for tile in range(1, 5):
-        assert f"tile {tile} of 4: 60 of 60 rows\n" in done.stdout
-    check_picture((machine.root / "out" / "mandelbrot.png").read_bytes(), 320, 240)
+        assert f"tile {tile} of 4: 30 of 30 rows\n" in done.stdout
+    check_picture((machine.root / "out" / "mandelbrot.png").read_bytes(), 160, 120)
     assert "Started server, scheduler" in done.stderr
     assert machine.batchq("down").stderr == "There was nothing to stop\n"
 

@@ -36,11 +36,12 @@ from batchq.lab.simulation.world import read_world
 from batchq.scheduler.cycle import Scheduler
 from batchq.store import records
 from tests.contract.made import group, node, queue
+from tests.effort import usually
 from tests.worlds.wide import wide_world
 
 #: False records tried on each cluster; `make swarm` sets more.
 LIES = int(os.environ.get("BATCHQ_MUTATIONS", "1000")) // 20
-WORLDS = range(8)
+WORLDS = range(usually(4, 8))
 
 NUMBERS = (-(2**40), -1, 0, 1, 2**31, 10**9, 2**63 - 1)
 WORDS = (

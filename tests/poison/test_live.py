@@ -206,6 +206,9 @@ def test_damage_a_node_writes_of_itself_costs_no_other_node(stack: GuardedStack)
     goes_on(stack)
 
 
+# Of such keys, tests/poison/test_shared.py tests the leader, and tests/worker/test_hostile_queue.py
+# the agent.
+@pytest.mark.slow
 def test_keys_of_another_type_and_malformed_jobs_cost_no_other_node(
     stack: GuardedStack,
 ) -> None:

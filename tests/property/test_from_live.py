@@ -19,6 +19,7 @@ from batchq.lab.simulation.report import Lasting, Stopped
 from batchq.lab.simulation.world import CountedIds, InvariantWatch, VirtualClock
 from batchq.scheduler.cycle import Cycle
 from tests.builders import a_priority, a_running_group, a_snapshot, amounts, as_charged
+from tests.effort import usually
 from tests.property.worlds import worlds
 
 _NOW = HOUR
@@ -64,7 +65,7 @@ def test_a_simulation_begins_with_the_decisions_of_the_live_session(
     assert report.commit.refused == ()
 
 
-@settings(max_examples=20)
+@settings(max_examples=usually(6, 20))
 @given(live_worlds(), st.sampled_from(_CONFIGS))
 def test_a_simulation_ends_without_refused_writes(
     snapshot: Snapshot, config: SchedulerConfig

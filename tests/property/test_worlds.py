@@ -30,7 +30,7 @@ def test_no_seed_breaks_a_rule_of_preempt_and_reclaim(first: int) -> None:
     assert [f"python -m tests.worlds --seed {one.seed}: {one.why}" for one in failures] == []
 
 
-@pytest.mark.parametrize("seed", range(usually(2, 15)))
+@pytest.mark.parametrize("seed", range(usually(1, 15)))
 def test_no_group_that_could_start_waits_in_a_busy_cluster(seed: int) -> None:
     assert failure_of_wide_seed(seed) is None
 
@@ -82,12 +82,12 @@ BUSY_BROKEN_ONCE = {
 }
 
 
-@pytest.mark.parametrize("seed", sample(BROKEN_ONCE, 7))
+@pytest.mark.parametrize("seed", sample(BROKEN_ONCE, 5))
 def test_a_seed_that_once_broke_a_rule_keeps_all_rules(seed: int) -> None:
     assert failure_of(seed) is None
 
 
-@pytest.mark.parametrize("seed", sample(BUSY_BROKEN_ONCE, 2))
+@pytest.mark.parametrize("seed", sample(BUSY_BROKEN_ONCE, 1))
 def test_a_busy_seed_that_once_broke_a_rule_keeps_all_rules(seed: int) -> None:
     assert failure_of_wide_seed(seed) is None
 

@@ -112,7 +112,7 @@ def test_the_due_of_an_absent_tenant_goes_to_the_others() -> None:
 @pytest.mark.parametrize(("text", "evicts"), [(CALM, False), (EVICTING, True)])
 def test_groups_of_a_real_log_finish_with_and_without_evictions(text: str, evicts: bool) -> None:
     log = real_log("SDSC-SP2-1998-4.2-cln")
-    load = swf_load(read_swf(log, processors=128, most=usually(150, 300)), by="group")
+    load = swf_load(read_swf(log, processors=128, most=usually(100, 300)), by="group")
     schedule = played(taking_back(load), text)
     assert (schedule.evictions > 0) is evicts
     assert schedule.refused == 0

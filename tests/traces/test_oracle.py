@@ -37,7 +37,9 @@ def test_the_oracle_starts_every_job_when_the_published_schedule_does(
     assert starts(jobs, processors, policy, per_event=per_event) == published
 
 
-@pytest.mark.parametrize(("policy", "slowdown"), [("easy", "92.57654"), ("easy-sjf", "69.40540")])
+@pytest.mark.parametrize(
+    ("policy", "slowdown"), sample([("easy", "92.57654"), ("easy-sjf", "69.40540")], 1)
+)
 def test_a_whole_log_has_the_published_mean_bounded_slowdown(policy: str, slowdown: str) -> None:
     processors, jobs = read_log(real_log("KTH-SP2-1996-2"))
     found = starts(jobs, processors, policy, per_event=True)

@@ -96,7 +96,7 @@ def test_other_formats_are_what_they_are_called(form: str, begins: bytes) -> Non
     assert len(content) > 5_000
 
 
-@pytest.mark.parametrize("form", sample(["png", "svg", "pdf"], 2))
+@pytest.mark.parametrize("form", sample(["png", "svg", "pdf"], 1))
 def test_the_same_runs_give_the_same_bytes(form: str) -> None:
     shown = picture("fcfs", "first-fit", tenants=True)
     assert drawn(shown, form) == drawn(shown, form)

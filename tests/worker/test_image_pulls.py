@@ -25,6 +25,7 @@ from batchq.store.redis import RedisStore
 from batchq.worker.agent import image_pulls
 from batchq.worker.agent.image_pulls import ImagePulls
 from tests.daemon.waiting import until
+from tests.effort import grid
 from tests.harness.fake_podman import IMAGE, FakePodman
 from tests.worker import escape_artist
 from tests.worker.stage import WITHIN_S, Stage, is_alive
@@ -279,8 +280,9 @@ def test_no_process_of_a_cancelled_pull_lives_on(stage: Stage, podman: FakePodma
     assert not is_alive(podman.pulls()[0])
 
 
-@pytest.mark.parametrize("containment", ["cgroup", "subreaper"])
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("sent", "containment"), grid([signal.SIGTERM, signal.SIGKILL], ["cgroup", "subreaper"])
+)
 def test_no_process_of_a_pull_outlives_its_agent(
     stage: Stage, podman: FakePodman, containment: str, sent: signal.Signals
 ) -> None:

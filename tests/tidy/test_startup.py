@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import sample
 from tests.harness.server import Server
 from tests.http.api_process import RunningApi
 from tests.tidy.source import ROOT, report
@@ -104,14 +105,17 @@ def test_a_list_and_a_submission_load_no_package_that_they_do_not_use(
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["submit", "--dry-run", "--", "true"],
-        ["wait", "--help"],
-        ["logs", "--help"],
-        ["exec", "--help"],
-        ["attach", "--help"],
-        ["run", "--help"],
-    ],
+    sample(
+        [
+            ["submit", "--dry-run", "--", "true"],
+            ["wait", "--help"],
+            ["logs", "--help"],
+            ["exec", "--help"],
+            ["attach", "--help"],
+            ["run", "--help"],
+        ],
+        3,
+    ),
 )
 def test_a_submission_does_not_load_the_scheduler(words: list[str], server: Server) -> None:
     loaded = modules_loaded_by("-m", "batchq.cli", "--redis-url", server.url, *words)
@@ -124,14 +128,17 @@ def test_a_submission_does_not_load_the_scheduler(words: list[str], server: Serv
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["jobs"],
-        ["submit", "--", "true"],
-        ["describe", "node", "none"],
-        ["describe", "group", "none"],
-        ["queues"],
-        ["logs", "none"],
-    ],
+    sample(
+        [
+            ["jobs"],
+            ["submit", "--", "true"],
+            ["describe", "node", "none"],
+            ["describe", "group", "none"],
+            ["queues"],
+            ["logs", "none"],
+        ],
+        3,
+    ),
 )
 def test_a_command_over_the_http_api_loads_neither_what_decides_nor_what_speaks_to_redis(
     words: list[str], server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

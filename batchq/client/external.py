@@ -19,14 +19,16 @@ from __future__ import annotations
 import heapq
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 from msgspec import Struct
 
+from batchq.api.lifecycle import ADMITTED
 from batchq.api.notation import parse_duration
 from batchq.api.objects import (
     DEFAULT,
@@ -392,15 +394,57 @@ class Claim:
 #: Refusals because the state on which the transaction was planned has changed.
 _OUTDATED = (Word.CONFLICT, Word.FENCED)
 
+#: The phases of a claim after which a group can be claimed (`is_claimable`).
+_CLAIMABLE_AFTER = ("None", "Released", "Lapsed")
+
 #: Builds the transaction for one group from a reader of known groups.
 _Build = Callable[..., Transaction | None]
+
+
+class _Spec(Struct, frozen=True):
+    controller: str = ""
+
+
+class _ClaimPhase(Struct, frozen=True):
+    phase: str = "None"
+
+
+class _Status(Struct, frozen=True):
+    phase: str = "Pending"
+    claim: _ClaimPhase = _ClaimPhase()
+
+
+class _Glance(Struct, frozen=True):
+    """What a stored group needs at least to be claimable; the rest is not decoded."""
+
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+_GLANCE = msgspec.json.Decoder(_Glance)
+
+
+def may_be_claimable(stored: bytes) -> bool:
+    """Whether a stored group may be claimable, at a glance that takes a third of its decoding."""
+    try:
+        found = _GLANCE.decode(stored)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # The reader reports it.
+        return True
+    return (
+        found.spec.controller == "external"
+        and found.status.phase in ADMITTED
+        and found.status.claim.phase in _CLAIMABLE_AFTER
+    )
 
 
 class ClaimableGroups:
     """The claimable external groups, kept up to date from the stream of changes; of one thread."""
 
-    def __init__(self, store: RedisStore) -> None:
-        self._watch = Watch(store, ("PodGroup", "PriorityClass"))
+    def __init__(self, store: RedisStore, followed: Container[str] = ()) -> None:
+        """`followed`: the keys of groups whose changes are returned in any case."""
+        self._watch = Watch(store, ("PodGroup", "PriorityClass"), is_wanted=self._is_wanted)
+        self._followed = followed
         self._waiting: dict[str, PodGroup] = {}
         self._classes: dict[str, PriorityClass] = {}
 
@@ -425,6 +469,14 @@ class ClaimableGroups:
             else:
                 self._classes.pop(change.key, None)
         return changed
+
+    def _is_wanted(self, kind: str, key: str, stored: bytes) -> bool:
+        """Whether a change may change an answer: most are about other groups."""
+        if kind != "PodGroup":
+            return kind == "PriorityClass"
+        if not stored or key in self._followed or key in self._waiting:
+            return True
+        return may_be_claimable(stored)
 
     def first(
         self, most: int | None = None, *, queue: str = "", namespace: str = ""
@@ -520,8 +572,8 @@ class Consumer:
         self._ttl_ms = ttl_ms
         self._queue = queue
         self._namespace = namespace
-        self._claimable = ClaimableGroups(store)
         self._held: dict[str, Held] = {}
+        self._claimable = ClaimableGroups(store, self._held)
         #: The latest known state of the held groups, on which a report is planned first.
         self._known: dict[str, PodGroup] = {}
         self._stopping: dict[str, Held] = {}

@@ -46,6 +46,7 @@ from batchq.store.records import Entry, entries_after, field_of_key, key_of_fiel
 
 if TYPE_CHECKING:
     from batchq.api.views import Change
+    from batchq.store.mirror import IsWanted
     from batchq.store.redis import RedisStore
 
 #: Longest time without an answer for an iteration that follows changes.
@@ -131,8 +132,10 @@ class Watch:
         *,
         namespace: str = "",
         listing: bool = True,
+        is_wanted: IsWanted | None = None,
     ) -> None:
-        """With `listing=False`, existing objects are not returned as changes.
+        """With `listing=False`, existing objects are not returned as changes. Later changes for
+        which `is_wanted` returns False are left out, without being decoded.
 
         `lists` counts how often all objects were listed: changes from a list are those between two
         states, in no particular order.
@@ -141,6 +144,7 @@ class Watch:
         self._store = store
         self._kinds = tuple(class_of(kind).__name__ for kind in kinds)
         self._namespace = namespace
+        self._is_wanted = is_wanted
         self._cursor: str | None = None
         self._known: dict[tuple[str, str], int] = {}
         self._connections = 0
@@ -162,7 +166,7 @@ class Watch:
         if self._cursor is None:
             return self._list()
         try:
-            self._cursor, changes = self._store.watch(self._cursor, block_ms)
+            self._cursor, changes = self._store.watch(self._cursor, block_ms, self._is_wanted)
         except Trimmed:
             return self._list()
         if self._store.link.connections != self._connections:

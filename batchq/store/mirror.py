@@ -81,30 +81,50 @@ def after_change(revision: int) -> str:
     return f"{revision}-{2**64 - 1}"
 
 
-def read_changes(reply: Any, after: int, decode: Decode = records.read_object) -> list[Change]:
-    """Return the changes in an XREAD's reply, decoding objects by `decode`.
+#: Whether a reader needs a change, by the kind, the key and the stored object (b"": deleted).
+IsWanted: TypeAlias = Callable[[str, str, bytes], bool]
 
-    Raises Trimmed if the first does not follow `after`, or if batchq cannot have written one of
-    them: then the stored objects are read instead.
+
+def read_changes(
+    reply: Any,
+    after: int,
+    decode: Decode = records.read_object,
+    is_wanted: IsWanted | None = None,
+) -> list[Change]:
+    """Return the (wanted) changes in an XREAD's reply, decoding objects by `decode`.
+
+    Raises Trimmed if the first entry does not follow `after`, or if batchq cannot have written one
+    of them: then the stored objects are read instead.
     """
     try:
-        changes = [
+        read = [one for _, entries in reply or () for one in entries]
+        if read and _revision_of(read[0][0]) != after + 1:
+            raise Trimmed
+        return [
             _change(raw_id, fields, decode)
-            for _, entries in reply or ()
-            for raw_id, fields in entries
+            for raw_id, fields in read
+            if is_wanted is None or _is_wanted(fields, is_wanted)
         ]
     except (KeyError, ValueError):
         raise Trimmed from None
-    if changes and changes[0].revision != after + 1:
-        raise Trimmed
-    return changes
+
+
+def _is_wanted(fields: dict[bytes, bytes], is_wanted: IsWanted) -> bool:
+    kind = fields[b"kind"].decode()
+    if kind not in KINDS:
+        raise ValueError(kind)
+    return is_wanted(kind, key_of_field(fields[b"key"]), fields[b"value"])
+
+
+def _revision_of(raw_id: bytes) -> int:
+    return int(raw_id.split(b"-")[0])
 
 
 def _change(raw_id: bytes, fields: dict[bytes, bytes], decode: Decode) -> Change:
     kind, key, value = fields[b"kind"].decode(), key_of_field(fields[b"key"]), fields[b"value"]
     if kind not in KINDS:
         raise ValueError(kind)
-    revision, id_ = int(raw_id.split(b"-")[0]), raw_id.decode()
+    revision, id_ = _revision_of(raw_id), raw_id.decode()
     item = read_record(kind, key, value, decode) if value else None
     unreadable = item if isinstance(item, Unreadable) else None
     return Change(

@@ -38,6 +38,7 @@ from batchq.store.link import (
 from batchq.store.liveness import Alive, Contact, Renewal, ServerClock, beats_of
 from batchq.store.mirror import (
     PAGE,
+    IsWanted,
     Mirror,
     MirrorDifference,
     Trimmed,
@@ -711,8 +712,10 @@ class RedisStore:
         found = self._link.ask(partial(_check_type, key, lambda client: client.get(key)))
         return cast("bytes | None", found)
 
-    def watch(self, after: str | None, block_ms: int) -> tuple[str, Sequence[Change]]:
-        """Return the changes after `after` (None: from now on), and the next id.
+    def watch(
+        self, after: str | None, block_ms: int, is_wanted: IsWanted | None = None
+    ) -> tuple[str, Sequence[Change]]:
+        """Return the (wanted) changes after `after` (None: from now on), and the next id.
 
         Raises Trimmed if the stream no longer reaches back to `after`.
         """
@@ -720,9 +723,9 @@ class RedisStore:
             return f"{self._revision()}-0", []
         revision = int(after.split("-")[0])
         reply = self._read_stream(keys.CHANGES, after_change(revision), block_ms)
-        changes = read_changes(reply, revision)
-        if changes:
-            return changes[-1].id, changes
+        changes = read_changes(reply, revision, is_wanted=is_wanted)
+        if reply:
+            return reply[0][1][-1][0].decode(), changes
         if self._revision() < revision:
             raise Trimmed
         return after, []

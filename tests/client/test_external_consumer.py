@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args, get_type_hints
 
+import msgspec
 import pytest
+from msgspec import structs
 
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import GroupClaim, Object, Unreadable, is_claimable
 from batchq.client import Client
-from batchq.client.external import Consumer, Held
+from batchq.client.external import Consumer, Held, may_be_claimable
 from batchq.errors import Conflict, InvalidInput
-from tests.builders import a_priority, a_queue
+from batchq.store import mirror
+from batchq.store.records import Decode, read_record
+from tests.builders import a_group, a_priority, a_queue
 from tests.client.stage import Stage
 from tests.daemon.waiting import until
 from tests.harness.proxy import LossyProxy
@@ -231,3 +238,50 @@ def test_a_holder_without_a_name_is_refused(stage: Stage) -> None:
         stage.client.external.consumer(holder="").claim()
     with pytest.raises(InvalidInput, match="ttl: "):
         stage.client.external.consumer(holder="w", ttl="soon")
+
+
+def test_changes_of_groups_that_cannot_be_claimed_are_not_decoded(
+    stage: Stage, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(stage, "held")
+    [held] = consumer.claim()
+    consumer.stopping()
+    decoded: list[str] = []
+
+    def counted(kind: str, key: str, stored: bytes, *decode: Decode) -> Object | Unreadable:
+        decoded.append(key)
+        return read_record(kind, key, stored, *decode)
+
+    monkeypatch.setattr(mirror, "read_record", counted)
+    for number in range(3):
+        stage.client.submit(name=f"batchq-runs-it-{number}", command=["true"])
+    stage.furnish(a_queue("q"))
+    stage.client.submit(name="waits", external=True, suspend=True)
+    consumer.stopping()
+    assert decoded == []
+    stage.client.suspend("held")
+    stage.turn()
+    decoded.clear()
+    assert consumer.stopping() == [held]
+    assert set(decoded) == {"default/held"}
+    consumer.report([(held, "evicted")])
+    stage.client.resume("waits")
+    stage.turn()
+    assert names(consumer.claim()) == ["waits"]
+
+
+@pytest.mark.parametrize("phase", list(PodGroupPhase))
+@pytest.mark.parametrize("claim", get_args(get_type_hints(GroupClaim)["phase"]))
+@pytest.mark.parametrize("controller", ["batchq", "external"])
+def test_a_claimable_group_is_never_passed_over_at_a_glance(
+    phase: PodGroupPhase, claim: str, controller: str
+) -> None:
+    group = a_group("g", controller=controller)
+    status = structs.replace(group.status, phase=phase, claim=GroupClaim(phase=claim))  # type: ignore[arg-type]
+    group = structs.replace(group, status=status)
+    assert may_be_claimable(msgspec.json.encode(group)) == is_claimable(group)
+
+
+def test_a_malformed_group_is_left_to_the_reader() -> None:
+    assert may_be_claimable(b'{"spec":{"controller":5}}')
+    assert may_be_claimable(b"not JSON")

@@ -456,27 +456,29 @@ class Mirror:
             return
         if self._unreadable:
             self._forget_unreadable(change.kind, change.key)
-        here = self.here(change.kind, change.key)
-        is_listed = change.revision <= self._listed_to
         # Only then: an object may state a revision that is too high.
-        if is_listed and here is not None and here.metadata.revision >= change.revision:
-            return
-        if self._is_kept_back(change, here):
+        if change.revision <= self._listed_to:
+            here = self.here(change.kind, change.key)
+            if here is not None and here.metadata.revision >= change.revision:
+                return
+        if self._is_kept_back(change):
             return
         if change.value is None:
             self._table.remove(change.kind, change.key)
         else:
             self._table.put(change.kind, change.key, change.value)
 
-    def _is_kept_back(self, change: Change, here: Object | None) -> bool:
+    def _is_kept_back(self, change: Change) -> bool:
         """Whether a change concerns a new group that waits to be taken up."""
         arrivals = self._arrivals
         if arrivals is None or change.kind != "PodGroup":
             return False
-        waits = arrivals.get(change.kind, change.key) is not None
-        if isinstance(change.value, PodGroup) and is_new(change.value) and (waits or here is None):
-            arrivals.put(change.key, change.value)
-            return True
+        group = change.value
+        if isinstance(group, PodGroup) and is_new(group):
+            waits = arrivals.get(change.kind, change.key) is not None
+            if waits or self._table.get(change.kind, change.key) is None:
+                arrivals.put(change.key, group)
+                return True
         arrivals.remove(change.key)
         return False
 

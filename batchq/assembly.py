@@ -31,8 +31,7 @@ from batchq.plugins.nodes import (
     MostAllocated,
     Predicates,
 )
-from batchq.plugins.order import Drf, Priority, Proportion, Sla
-from batchq.plugins.vetoes import Conformance, Gang
+from batchq.plugins.order import Conformance, Drf, Gang, Priority, Proportion, Sla
 from batchq.scheduler.cycle import Scheduler
 from batchq_actions import BUILTIN_ACTIONS
 

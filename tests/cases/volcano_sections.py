@@ -16,7 +16,7 @@ from batchq.core.session.open_session import open_session
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import GroupState, Shortage, Victim
-from batchq.plugins.vetoes import Conformance, ConformanceArguments
+from batchq.plugins.order import Conformance, ConformanceArguments
 from tests.builders import a_group, a_running_group, a_snapshot
 from tests.cases.peers import Data
 from tests.cases.volcano_play import agrees, came_of, play_manifests, played

@@ -37,8 +37,8 @@ from batchq.core.placement.elastic import (
 from batchq.core.placement.feasibility import why_not_when_empty
 from batchq.core.placement.placement import bind_kept, bind_until_ready, least_first
 from batchq.core.placement.topology import domains_for, may_move
+from batchq.core.quota import ROOT
 from batchq.core.quota.limit_checks import growth_with, over_limit_with
-from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
 from batchq.core.session.session_nodes import NodeState

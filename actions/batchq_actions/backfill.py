@@ -31,6 +31,7 @@ from batchq.core.node_timeline import AmountsByNode
 from batchq.core.pending_queue import blockers, groups_after, waits_in_line
 from batchq.core.placement.elastic import place_what_asks_for_nothing, waiting_extras, waits_behind
 from batchq.core.placement.placement import bind_until_ready, find_node
+from batchq.core.quota import ROOT
 from batchq.core.quota.fair_shares import note_admission
 from batchq.core.quota.head_reservation import (
     OtherHeads,
@@ -41,7 +42,6 @@ from batchq.core.quota.head_reservation import (
     still_waits,
 )
 from batchq.core.quota.limit_checks import growth_with, over_limit_with
-from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, is_admitted

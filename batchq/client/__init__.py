@@ -50,7 +50,7 @@ from batchq.client.request import (
     one_or_more,
     with_working_dir,
 )
-from batchq.core.quota.queue_tree import ROOT
+from batchq.core.quota import ROOT
 from batchq.errors import BatchqError, Conflict
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ from batchq.client.overview import Overview
 from batchq.client.request import key_named
 from batchq.client.watch import Watch
 from batchq.core.eligibility import is_active
-from batchq.core.quota.queue_tree import ROOT, QueueTree
+from batchq.core.quota import ROOT, QueueTree
 from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable, UsageError
 from batchq.store.outage import Patience
 

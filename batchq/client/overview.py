@@ -46,9 +46,9 @@ from batchq.core.pending_queue import blockers, waits_in_line
 from batchq.core.placement.placement import gang_of, slots_for
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.candidates import share_path, victim_key
+from batchq.core.quota import ROOT, QueueTree
 from batchq.core.quota.fair_shares import deserved_of_queues, share_of_queue
 from batchq.core.quota.head_reservation import is_array_with_retries, length_of, still_waits
-from batchq.core.quota.queue_tree import ROOT, QueueTree
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState

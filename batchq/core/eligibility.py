@@ -33,7 +33,7 @@ from batchq.api.objects import (
 from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.core.extension import LiftedBy, LiftingChange, Rule
 from batchq.core.kept_capacity import awaits_victims, nodes_awaited
-from batchq.core.quota.queue_tree import ROOT
+from batchq.core.quota import ROOT
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Generation, Settings
 from batchq.core.session.specs import contradictions

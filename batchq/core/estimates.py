@@ -37,10 +37,10 @@ from batchq.core.kept_capacity import awaits_victims, victims_left
 from batchq.core.pending_queue import blockers, out_of_line_refusals, waits_in_line
 from batchq.core.placement.feasibility import why_no_known_node
 from batchq.core.placement.placement import gang_of
+from batchq.core.quota import ROOT
 from batchq.core.quota.fair_shares import fair_shares
 from batchq.core.quota.ledger import LedgerView, title_of
 from batchq.core.quota.limit_checks import claim_of, over_any_limit
-from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState

@@ -61,9 +61,9 @@ from batchq.core.kept_capacity import note_pledge, owed_to
 from batchq.core.placement.feasibility import NODE_REFUSALS, NodeRefusals
 from batchq.core.placement.node_order import at_once
 from batchq.core.placement.topology import choose_at_opening, may_choose
+from batchq.core.quota import QueueTree, scopes_in
 from batchq.core.quota.fair_shares import ENDED, EndedUsage
 from batchq.core.quota.ledger import LedgerView
-from batchq.core.quota.queue_tree import QueueTree, scopes_in
 from batchq.core.session.session import WholeGroups
 from batchq.core.session.session_nodes import NodeCache
 from batchq.core.session.snapshot import (

@@ -19,8 +19,8 @@ from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, minus, plus, tim
 from batchq.api.transaction import queue_scope
 from batchq.core.eligibility import is_active
 from batchq.core.pending_queue import WaitingAlike, waiting_alike
+from batchq.core.quota import ROOT
 from batchq.core.quota.fair_shares import deserved_of_queues, resources_named, share_of_queue
-from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session
 from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.state import GroupState

@@ -29,8 +29,8 @@ from batchq.api.transaction import (
     queue_scope,
 )
 from batchq.core.kept_capacity import owed_by_scope, victims_left
+from batchq.core.quota import ROOT
 from batchq.core.quota.ledger import charge_with_count, holders_in_store, holders_of, is_booked
-from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
 

@@ -16,8 +16,8 @@ from batchq.api.reasons import Leaving
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
 from batchq.core.pending_queue import blockers, waits_in_line
+from batchq.core.quota import ROOT
 from batchq.core.quota.fair_shares import FairShares, fair_shares, note_admission
-from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState

@@ -18,9 +18,9 @@ from batchq.core.kept_capacity import awaits_victims, gives_way_to, promised_to
 from batchq.core.pending_queue import blockers
 from batchq.core.placement.elastic import node_for_extra, waiting_extras, waits_behind
 from batchq.core.placement.trial import refused_by_nodes
+from batchq.core.quota import ROOT
 from batchq.core.quota.fair_shares import comparable, deserved_of_queues
 from batchq.core.quota.limit_checks import over_any_limit, over_limit_with
-from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.transitions import shape_at

@@ -44,8 +44,8 @@ from batchq.client.changes.groups import (
 )
 from batchq.client.changes.object_writes import find, object_charge, put, remove, title
 from batchq.client.changes.queue_rules import parents_first, settled
+from batchq.core.quota import ROOT
 from batchq.core.quota.ledger import holders_in_store
-from batchq.core.quota.queue_tree import ROOT
 from batchq.errors import Conflict, Rejected
 from batchq.ports import Reader
 

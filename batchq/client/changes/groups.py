@@ -50,7 +50,7 @@ from batchq.client.changes.object_writes import (
     put,
     title,
 )
-from batchq.core.quota.queue_tree import ROOT, QueueTree
+from batchq.core.quota import ROOT, QueueTree
 from batchq.errors import Conflict, NotFound, Rejected
 from batchq.ports import Reader, Store
 

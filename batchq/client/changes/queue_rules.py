@@ -44,7 +44,7 @@ from batchq.api.transaction import (
     queue_scope,
 )
 from batchq.client.changes.object_writes import abbreviated, name_hint
-from batchq.core.quota.queue_tree import ROOT, QueueTree
+from batchq.core.quota import ROOT, QueueTree
 from batchq.errors import BatchqError, Conflict, NotFound, Rejected
 from batchq.ports import Reader
 

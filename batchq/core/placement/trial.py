@@ -54,6 +54,7 @@ from batchq.core.placement.topology import (
     why_in_no_domain,
 )
 from batchq.core.preemption.protection import EVICTION_BUDGET
+from batchq.core.quota import ROOT
 from batchq.core.quota.head_reservation import (
     keeping_off,
     length_of,
@@ -63,7 +64,6 @@ from batchq.core.quota.head_reservation import (
     together,
 )
 from batchq.core.quota.limit_checks import over_any_limit
-from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.session_nodes import Gang, KeptPlaces, NodeState

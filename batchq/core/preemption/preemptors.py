@@ -44,6 +44,7 @@ from batchq.core.preemption.search import (
     find_victims,
     fit_of,
 )
+from batchq.core.quota import ROOT
 from batchq.core.quota.fair_shares import (
     FAIR_SHARES,
     ask_for,
@@ -53,7 +54,6 @@ from batchq.core.quota.fair_shares import (
 )
 from batchq.core.quota.head_reservation import keeping_off, reserved_against_gang
 from batchq.core.quota.limit_checks import over_any_limit
-from batchq.core.quota.queue_tree import ROOT
 from batchq.core.quota.selector import BORROWERS, Borrowers, borrowers_of
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Shortage, Victim, is_admitted

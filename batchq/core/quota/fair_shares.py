@@ -49,7 +49,7 @@ from batchq.core.pending_queue import (
     let_in_of_classes,
     waits_in_line,
 )
-from batchq.core.quota.queue_tree import ROOT
+from batchq.core.quota import ROOT
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.state import GroupState, is_admitted
 

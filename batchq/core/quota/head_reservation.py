@@ -30,9 +30,9 @@ from batchq.api.resources import LARGEST, Amounts, larger, plus
 from batchq.api.transaction import POD_GROUPS, queue_scope
 from batchq.core.node_timeline import AmountsByNode, is_one_machine, nodes_decide
 from batchq.core.preemption.protection import every_class_may_evict, is_protected, may_evict
+from batchq.core.quota import ROOT
 from batchq.core.quota.fair_shares import comparable, deserved_of_queues, used_share
 from batchq.core.quota.ledger import title_of
-from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.state import GroupState, Victim, is_admitted
 from batchq.core.session.statement import Statement

@@ -18,7 +18,7 @@ from batchq.api.objects import PodGroup
 from batchq.api.reasons import CLUSTER_TITLE
 from batchq.api.resources import Amounts, minus, of_pod, total
 from batchq.api.transaction import CLUSTER, ONE_GROUP, POD_GROUPS, queue_scope
-from batchq.core.quota.queue_tree import ROOT, QueueTree, scopes_in
+from batchq.core.quota import ROOT, QueueTree, scopes_in
 from batchq.core.session.state import GroupState, Victim
 
 #: Scope -> amounts.

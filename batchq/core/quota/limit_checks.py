@@ -16,8 +16,8 @@ from typing import NamedTuple
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, describe_quantity, minus, plus
 from batchq.api.transaction import CLUSTER, queue_scope
+from batchq.core.quota import ROOT
 from batchq.core.quota.ledger import LedgerView, counted, title_of
-from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState

@@ -22,8 +22,8 @@ from math import inf
 from batchq.api.resources import Amounts
 from batchq.api.transaction import queue_scope
 from batchq.core.chunks import uid_order
+from batchq.core.quota import ROOT
 from batchq.core.quota.fair_shares import FAIR_SHARES, comparable, fair_shares
-from batchq.core.quota.queue_tree import ROOT
 from batchq.core.session.session import Key, Session, StateKey, with_head
 from batchq.core.session.state import GroupState
 

@@ -44,8 +44,8 @@ from batchq.api.reasons import Blockers, Verdict, ranked
 from batchq.core.chunks import Ordered, uid_order
 from batchq.core.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.extension import ExtensionPoint, Registration, Rule
+from batchq.core.quota import QueueTree
 from batchq.core.quota.ledger import LedgerView
-from batchq.core.quota.queue_tree import QueueTree
 from batchq.core.session.session_nodes import NodeCache, NodeState, SessionNodes
 from batchq.core.session.snapshot import Settings, Snapshot
 from batchq.core.session.specs import TaskShape

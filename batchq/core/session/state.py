@@ -17,7 +17,7 @@ from batchq.api.reasons import Blockers, Cause, Verdict, causes_of, turn_of
 from batchq.api.resources import Amounts, covers, larger, of_pod, plus, times
 from batchq.api.transaction import ONE_GROUP, POD_GROUPS
 from batchq.core.chunks import Ordered, Rows, UidOrder, uid_order
-from batchq.core.quota.queue_tree import ROOT, scopes_in
+from batchq.core.quota import ROOT, scopes_in
 from batchq.core.session.elastic_pods import ElasticPods
 from batchq.core.session.specs import (
     GroupShape,

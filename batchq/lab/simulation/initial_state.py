@@ -36,8 +36,8 @@ from batchq.api.resources import of_pod
 from batchq.api.transaction import Charge, Transaction, Write, node_scope
 from batchq.client.changes import check_combination, create, found_defaults
 from batchq.client.changes.object_writes import object_charge
+from batchq.core.quota import QueueTree
 from batchq.core.quota.ledger import charge_with_count, holders_in_store
-from batchq.core.quota.queue_tree import QueueTree
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState

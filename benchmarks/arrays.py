@@ -19,7 +19,7 @@ from batchq.api.transaction import Transaction, Write
 from batchq.assembly import assemble
 from batchq.client.changes import create
 from batchq.config import SchedulerConfig
-from batchq.lab.simulation.player import end, start
+from batchq.lab.simulation import end, start
 from batchq.lab.simulation.world import CountedIds, VirtualClock, write
 from batchq.scheduler.cycle import Cycle
 from batchq.store.memory import MemoryStore

@@ -25,8 +25,8 @@ from batchq.config import SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Settings
 from batchq.errors import InvariantBroken
+from batchq.lab import simulation
 from batchq.lab.schedule import GroupRequest, Look, Progress, Schedule
-from batchq.lab.simulation import player
 from batchq.lab.simulation.world import (
     CountedIds,
     InvariantWatch,
@@ -129,7 +129,7 @@ class Running:
             return False
         del self._on_node[one.pod]
         pod, now_ms = self._pod(one), self._clock.now_ms()
-        ended = player.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0)
+        ended = simulation.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0)
         write(self._store, self._requests, ended)
         self._gone(one, pod)
         return True
@@ -156,7 +156,7 @@ class Running:
             one = heappop(self._graces)[2]
             del self._stopping[one.pod]
             pod = self._pod(one)
-            write(self._store, self._requests, player.stop(pod, now_ms=now_ms))
+            write(self._store, self._requests, simulation.stop(pod, now_ms=now_ms))
             self._gone(one, pod)
         return self.ended != before
 
@@ -166,7 +166,7 @@ class Running:
         one = self._on_node.get(evict.uid)
         if one is None or not isinstance(pod, Pod):
             return
-        over_at = player.grace_over_at(pod)
+        over_at = simulation.grace_over_at(pod)
         if over_at is None:
             return
         del self._on_node[one.pod]
@@ -191,7 +191,7 @@ class Running:
 
     def _start(self, pod: Pod) -> None:
         now_ms, group = self._clock.now_ms(), pod.status.group_uid
-        write(self._store, self._requests, player.start(pod, now_ms=now_ms))
+        write(self._store, self._requests, simulation.start(pod, now_ms=now_ms))
         arrival = self._progress.arrival(group)
         run_s, walltime = arrival.run_s, arrival.group.spec.walltime
         one = OnNode(

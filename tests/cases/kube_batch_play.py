@@ -16,7 +16,7 @@ from typing import Any
 from batchq.api.lifecycle import PodPhase
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
-from batchq.lab.simulation.player import PlayedWorld, WorldRun
+from batchq.lab.simulation import PlayedWorld, WorldRun
 from batchq.lab.simulation.report import CycleStory, WorldOutcome
 from batchq.lab.simulation.world import read_world
 from tests.cases.kube_batch_world import config_of, reclaims, world_of

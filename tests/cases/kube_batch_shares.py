@@ -11,7 +11,7 @@ from typing import Any
 
 from batchq.api.resources import format_quantity, parse_quantity
 from batchq.config.load import read_config
-from batchq.lab.simulation.player import play
+from batchq.lab.simulation import play
 from tests.cases.kube_batch_entry import DIFFERS, SAME, Entry, File
 from tests.sim.worlds import Manifest, manifest
 from tests.yaml_text import text_of_all

@@ -13,7 +13,7 @@ from batchq.config.load import read_config
 from batchq.core.extension import POINTS
 from batchq.core.quota.fair_shares import share_of
 from batchq.errors import InvalidInput
-from batchq.lab.simulation.player import WorldRun, play
+from batchq.lab.simulation import WorldRun, play
 from batchq.lab.simulation.world import read_world
 from tests.cases.kube_batch_entry import DIFFERS, NOT_APPLICABLE, SAME, Entry, File, Play
 from tests.sim.worlds import Manifest, group, manifest, node, pod, queue, timeline

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from batchq.config.load import read_config
-from batchq.lab.simulation.player import play
+from batchq.lab.simulation import play
 from batchq.lab.simulation.report import WorldOutcome
 from tests.cases.peers import Data
 from tests.sim.worlds import check, group, node, pod, queue, timeline

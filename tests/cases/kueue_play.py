@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from batchq.config.load import read_config
-from batchq.lab.simulation.player import play
+from batchq.lab.simulation import play
 from batchq.lab.simulation.report import WorldOutcome
 from tests.cases.kueue_checks import came_of_checks, expected_of_checks
 from tests.cases.kueue_world import (

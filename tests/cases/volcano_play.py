@@ -16,7 +16,7 @@ from batchq.config.load import read_config
 from batchq.core.extension import Plugin, everywhere
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
-from batchq.lab.simulation.player import WorldRun
+from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.report import WorldOutcome
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.cycle import Scheduler

@@ -11,7 +11,7 @@ from batchq.config import SchedulerConfig
 from batchq.config.load import read_config
 from batchq.core.session.snapshot import Snapshot
 from batchq.daemon.gauges import levels_of
-from batchq.lab.simulation.player import WorldRun
+from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.cycle import Scheduler
 from tests.builders import a_group, a_node, a_queue, a_snapshot

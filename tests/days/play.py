@@ -14,8 +14,8 @@ from batchq.api.notation import SECOND
 from batchq.api.objects import Pod, PodGroup, full_name
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.lab.simulation import player
-from batchq.lab.simulation.player import Execution, Outside, WorldRun
+from batchq.lab import simulation
+from batchq.lab.simulation import Execution, Outside, WorldRun
 from batchq.lab.simulation.report import WorldOutcome
 from batchq.lab.simulation.world import CountedIds, World, read_world
 from batchq.ports import Clock, IdSource
@@ -75,7 +75,7 @@ class Failing(Execution):
         for pod in self._on_nodes():
             at = self._fails_at(pod)
             if at is not None and at <= now_ms:
-                failed = player.end(
+                failed = simulation.end(
                     pod, PodPhase.FAILED, now_ms=now_ms, exit_code=1, message="exited with 1"
                 )
                 self._write(failed)

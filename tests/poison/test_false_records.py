@@ -31,7 +31,7 @@ from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
-from batchq.lab.simulation.player import WorldRun
+from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.cycle import Scheduler
 from batchq.store import records

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.lab.simulation.player import MOST_SESSIONS, WorldRun
+from batchq.lab.simulation import MOST_SESSIONS, WorldRun
 from batchq.lab.simulation.report import WorldOutcome, as_json
 from batchq.lab.simulation.world import read_world
 from tests.effort import usually

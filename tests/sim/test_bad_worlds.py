@@ -6,7 +6,7 @@ import pytest
 
 from batchq.config import SchedulerConfig
 from batchq.errors import InvalidInput
-from batchq.lab.simulation.player import play
+from batchq.lab.simulation import play
 from tests.sim.worlds import (
     Manifest,
     check,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchq.api.objects import PodGroup
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.lab.simulation.player import WorldRun
+from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import Manifest, answers, check, group, node, queue, timeline
 from tests.yaml_text import text_of_all

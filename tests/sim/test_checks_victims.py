@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.lab.simulation.player import WorldRun
+from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.transactions import transactions_of
 from tests.sim.test_checks_preemption import ALL, CLASSES, HI, LATE, asks, play, runs

@@ -14,7 +14,7 @@ from batchq.core.session.session import Session
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods, roll_back, wanted_ordinals
 from batchq.errors import EndlessSessions
-from batchq.lab.simulation.player import WorldRun
+from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import group, node
 from tests.yaml_text import text_of_all

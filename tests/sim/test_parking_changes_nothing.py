@@ -21,7 +21,7 @@ from batchq.core.scheduler_cache import PluginRegistry, SchedulerCache
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Instrument
 from batchq.core.session.state import GroupState
-from batchq.lab.simulation.player import WorldRun
+from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.plugins.order import Drf, Sla, SlaArguments
 from batchq.store import memory

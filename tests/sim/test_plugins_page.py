@@ -12,7 +12,7 @@ from batchq.api.objects import PodGroup, PodTemplate
 from batchq.assembly import assemble, known_names
 from batchq.config import SchedulerConfig
 from batchq.config.load import read_config
-from batchq.lab.simulation.player import WorldRun
+from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_node, a_queue

@@ -12,8 +12,8 @@ from batchq.api.objects import Dependency, PodGroupStatus, SchedulingGate
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
 from batchq.config.documents import print_documents
+from batchq.lab.simulation import play
 from batchq.lab.simulation.look_ahead import as_world, look_ahead
-from batchq.lab.simulation.player import play
 from batchq.lab.simulation.report import Lasting
 from tests.builders import (
     a_group,

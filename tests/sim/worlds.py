@@ -9,7 +9,7 @@ import pytest
 
 from batchq.config.load import read_config
 from batchq.errors import InvalidInput
-from batchq.lab.simulation.player import play
+from batchq.lab.simulation import play
 from batchq.lab.simulation.report import CycleStory, GroupOutcome, WorldOutcome
 from tests.yaml_text import text_of_all
 

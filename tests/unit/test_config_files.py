@@ -14,7 +14,7 @@ from batchq.api.objects import Object, PodGroup, key_of, kind_of
 from batchq.client import changes
 from batchq.config import SchedulerConfig
 from batchq.config.documents import read_documents
-from batchq.lab.simulation.player import play
+from batchq.lab.simulation import play
 from batchq.store.memory import MemoryStore
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchq.assembly import assemble
 from batchq.config.load import read_config
-from batchq.lab.simulation.player import WorldRun
+from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import read_world
 from tests.sim.worlds import (
     Manifest,

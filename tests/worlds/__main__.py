@@ -27,7 +27,7 @@ from msgspec import to_builtins
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.errors import EndlessSessions
-from batchq.lab.simulation.player import WorldRun
+from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import read_world
 from tests.worlds.making import Described
 from tests.worlds.play import (

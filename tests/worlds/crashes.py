@@ -12,7 +12,7 @@ from batchq.api.objects import Pod, PodGroup
 from batchq.api.transaction import Answer, Commit, Refusal, Transaction, Word
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState, is_admitted
-from batchq.lab.simulation.player import WorldRun
+from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import CountedIds, InvariantWatch, World
 from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler
 from batchq.store.memory import MemoryStore

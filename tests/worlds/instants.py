@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchq.api import intents
 from batchq.config import SchedulerConfig
 from batchq.core.session.session import Session
-from batchq.lab.simulation.player import MOST_SESSIONS_AT_ONCE
+from batchq.lab.simulation import MOST_SESSIONS_AT_ONCE
 from tests.worlds.rest import no_group_waits_that_could_start, preemptors_that_wait_for_nothing
 from tests.worlds.rules import Broken, evictions
 

@@ -18,7 +18,7 @@ from batchq.config.load import read_config
 from batchq.core.session.session import Action, Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import BatchqError
-from batchq.lab.simulation.player import WorldRun
+from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.report import WorldOutcome, as_json
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.cycle import Scheduler

@@ -16,7 +16,7 @@ from msgspec import structs
 from batchq.assembly import assemble
 from batchq.config.load import read_config
 from batchq.errors import EndlessSessions
-from batchq.lab.simulation.player import WorldRun
+from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import read_world
 from tests.worlds.checking import with_checks
 from tests.worlds.happenings import FIRST, with_happenings

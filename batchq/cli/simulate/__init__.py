@@ -22,7 +22,7 @@ from batchq.cli.simulate.runs import (
 )
 
 if TYPE_CHECKING:
-    from batchq.lab.simulation.player import PlayedWorld
+    from batchq.lab.simulation import PlayedWorld
 
 
 def simulate_world(
@@ -33,7 +33,7 @@ def simulate_world(
     Raises InvalidInput if the world or the configuration is wrong.
     """
     from batchq.cli.config import checked_config
-    from batchq.lab.simulation.player import MOST_SESSIONS, play
+    from batchq.lab.simulation import MOST_SESSIONS, play
 
     text, source = world.content, world.source
     if not _has_node(text, source):

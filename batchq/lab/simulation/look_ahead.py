@@ -42,7 +42,7 @@ from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.errors import InvariantBroken
-from batchq.lab.simulation import player
+from batchq.lab import simulation
 from batchq.lab.simulation.initial_state import stated
 from batchq.lab.simulation.report import (
     Future,
@@ -194,10 +194,10 @@ class Work:
         if pod is None or pod.status.phase not in ON_NODE:
             return
         if pod.status.phase == PodPhase.BOUND and not pod.status.terminating:
-            self._write(player.start(pod, now_ms=self._clock.now_ms()))
+            self._write(simulation.start(pod, now_ms=self._clock.now_ms()))
             pod = self._pod(uid)
             assert pod is not None
-        at = player.grace_over_at(pod) if pod.status.terminating else self._done_at(group, pod)
+        at = simulation.grace_over_at(pod) if pod.status.terminating else self._done_at(group, pod)
         if at is not None:
             heappush(self._ahead, (at, "Pod", uid, pod.status.attempt))
 
@@ -210,14 +210,14 @@ class Work:
         if pod is None or pod.status.attempt != attempt or pod.status.phase not in ON_NODE:
             return
         if pod.status.terminating:
-            over_at = player.grace_over_at(pod)
+            over_at = simulation.grace_over_at(pod)
             if over_at is not None and over_at <= now_ms:
-                self._write(player.stop(pod, now_ms=now_ms))
+                self._write(simulation.stop(pod, now_ms=now_ms))
             return
         node = self._store.get("Node", pod.status.node)
         # A silent node is assumed to be lost: it does not report the end of its pods.
         if not isinstance(node, Node) or node.status.ready:
-            self._write(player.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0))
+            self._write(simulation.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0))
 
     def _pod(self, uid: str) -> Pod | None:
         found = self._store.get("Pod", uid)

@@ -14,7 +14,7 @@ steps, each with `at` (a duration from the start) and one verb:
               failNode: name                    recoverNode: name
               finishPod: namespace/name         failPod: namespace/name    (with exitCode)
 
-Every step is read and checked before the world starts; `batchq.lab.simulation.player` carries the
+Every step is read and checked before the world starts; `batchq.lab.simulation` carries the
 steps out.
 
 **Invariants** are checked after every event: no node is given more than it has; the ledger is the

@@ -35,9 +35,9 @@ from batchq.api.access import (
     title_of,
 )
 from batchq.api.notation import counted, parse_duration
+from batchq.cli.output import echo
 from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
 from batchq.cli.output.options import DURATION, Globals, examples, output_option, pass_globals
-from batchq.cli.output.terminal import echo
 from batchq.client.access_control import (
     MOST_DAYS,
     MOST_LINE_DAYS,

@@ -42,9 +42,9 @@ from batchq.cli.foreground import (
     signals_noted,
     submitted,
 )
+from batchq.cli.output import Interrupted, echo, one_line
 from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
 from batchq.cli.output.progress import short
-from batchq.cli.output.terminal import Interrupted, echo, one_line
 from batchq.cli.output.values import ending_text, print_results, seconds_of
 from batchq.cli.pod_exec import (
     EARLY_S,

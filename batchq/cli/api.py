@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from batchq.api.access import Visibility
+from batchq.cli.output import echo, show_fields
 from batchq.cli.output.forms import Output
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
-from batchq.cli.output.terminal import echo, show_fields
 from batchq.errors import InvalidInput, NotFound, StoreUnavailable, Unauthenticated, UsageError
 from batchq.paths import LONGEST_SOCKET_PATH_BYTES
 

@@ -15,6 +15,7 @@ from batchq.api.manifest import encode
 from batchq.api.notation import MINUTE, counted, describe_age, format_duration
 from batchq.api.objects import AdmissionCheck, OpenedGate, PodGroup, full_name, key_of
 from batchq.api.views import CheckView, GateView, ListedCheck
+from batchq.cli.output import Table, echo, show_fields, show_section
 from batchq.cli.output.forms import (
     Columns,
     ListForm,
@@ -35,7 +36,6 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.terminal import Table, echo, show_fields, show_section
 from batchq.cli.output.values import group_key, name_of_kind, seconds_of
 from batchq.client import ROOT, Client
 from batchq.errors import UsageError

@@ -10,6 +10,7 @@ import click
 
 from batchq.api.node_report import BEAT_MS
 from batchq.api.notation import describe_age, format_duration
+from batchq.cli.output import EXIT_ERROR, echo, show_error, show_hint, show_table
 from batchq.cli.output.forms import Columns, Output, output_of, show_data, tabled
 from batchq.cli.output.options import (
     Globals,
@@ -19,7 +20,6 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.terminal import EXIT_ERROR, echo, show_error, show_hint, show_table
 from batchq.errors import InvalidInput, UsageError
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from batchq.api.views import NO_LEADER, GroupView, Why
 from batchq.cli import checks
 from batchq.cli.checks import opened_text, show_checks_of_group
 from batchq.cli.group_lists import GroupRow
-from batchq.cli.output import tables
+from batchq.cli.output import echo, one_line, show_fields, show_section, tables
 from batchq.cli.output.forms import Columns, ListForm, Output, show_data, show_list, tabled
 from batchq.cli.output.options import (
     DURATION,
@@ -44,7 +44,6 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.terminal import echo, one_line, show_fields, show_section
 from batchq.cli.output.values import (
     complete_kind,
     ending_text,

@@ -26,16 +26,7 @@ from batchq.cli.group_lists import (
     start_text,
     waits_for,
 )
-from batchq.cli.output import tables
-from batchq.cli.output.forms import Length, Output, Row, Time
-from batchq.cli.output.options import (
-    Globals,
-    examples,
-    namespace_option,
-    output_option,
-    pass_globals,
-)
-from batchq.cli.output.terminal import (
+from batchq.cli.output import (
     EXIT_ERROR,
     EXIT_WARNINGS,
     echo,
@@ -45,6 +36,15 @@ from batchq.cli.output.terminal import (
     paint,
     show_fields,
     show_section,
+    tables,
+)
+from batchq.cli.output.forms import Length, Output, Row, Time
+from batchq.cli.output.options import (
+    Globals,
+    examples,
+    namespace_option,
+    output_option,
+    pass_globals,
 )
 from batchq.cli.output.values import group_key
 from batchq.errors import BatchqError, NotFound

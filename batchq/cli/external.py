@@ -15,6 +15,7 @@ import click
 from batchq.api.notation import describe_age, format_instant
 from batchq.api.objects import PodGroup, key_of
 from batchq.api.resources import describe
+from batchq.cli.output import echo, on_interrupt
 from batchq.cli.output.forms import (
     Columns,
     ListForm,
@@ -32,7 +33,6 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.terminal import echo, on_interrupt
 from batchq.cli.output.values import group_key, left_of, seconds_of
 from batchq.errors import StoreUnavailable, UsageError, WaitTimedOut
 

@@ -22,9 +22,9 @@ from batchq.api.notation import describe_age
 from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.api.views import LogLine, Result
 from batchq.cli.objects import warn, warn_of_capacity
+from batchq.cli.output import EXIT_INTERRUPTED, Interrupted, echo
 from batchq.cli.output.options import Globals
 from batchq.cli.output.progress import short
-from batchq.cli.output.terminal import EXIT_INTERRUPTED, Interrupted, echo
 from batchq.cli.output.values import exit_code_of, print_results, seconds_of
 from batchq.cli.request_options import requested
 from batchq.client import Client

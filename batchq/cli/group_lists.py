@@ -25,6 +25,7 @@ from batchq.api.views import (
     recent,
     token_of_view,
 )
+from batchq.cli.output import Table, echo, is_terminal
 from batchq.cli.output.forms import (
     ListForm,
     Output,
@@ -41,7 +42,6 @@ from batchq.cli.output.options import (
     Paging,
 )
 from batchq.cli.output.tables import groups_table
-from batchq.cli.output.terminal import Table, echo, is_terminal
 from batchq.cli.output.values import name_of_kind, warn_no_leader
 from batchq.client import ROOT, Client
 

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 import click
 
+from batchq.cli.output import Table, TableWriter, echo, is_terminal
 from batchq.cli.output.options import (
     LIST_FORMATS,
     Globals,
@@ -22,7 +23,6 @@ from batchq.cli.output.options import (
     paging_options,
     pass_globals,
 )
-from batchq.cli.output.terminal import Table, TableWriter, echo, is_terminal
 from batchq.errors import BatchqError, StoreUnavailable
 
 if TYPE_CHECKING:

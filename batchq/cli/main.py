@@ -19,8 +19,7 @@ from click.shell_completion import get_completion_class
 
 from batchq import __version__
 from batchq.api.printable import printable
-from batchq.cli.output.options import Globals, examples
-from batchq.cli.output.terminal import (
+from batchq.cli.output import (
     OUTPUT_FAILED,
     drop_stdout,
     echo,
@@ -33,6 +32,7 @@ from batchq.cli.output.terminal import (
     trouble_of,
     wants_json,
 )
+from batchq.cli.output.options import Globals, examples
 from batchq.errors import InvalidInput, UsageError
 
 

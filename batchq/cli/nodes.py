@@ -12,6 +12,7 @@ from batchq.api.node_features import DeviceUse, uses_of
 from batchq.api.notation import counted
 from batchq.api.objects import Node, Pod, full_name
 from batchq.api_session import ApiCredentials, ApiSession
+from batchq.cli.output import echo, on_interrupt
 from batchq.cli.output.forms import ListForm, Output, show_list
 from batchq.cli.output.options import (
     DURATION,
@@ -22,7 +23,6 @@ from batchq.cli.output.options import (
     pass_globals,
 )
 from batchq.cli.output.tables import device_row, devices_table, nodes_table
-from batchq.cli.output.terminal import echo, on_interrupt
 from batchq.cli.output.values import existing, seconds_of
 from batchq.errors import InvalidInput, UsageError, WaitTimedOut
 

@@ -31,7 +31,7 @@ from batchq.api.resources import CPU, MEMORY, PODS
 from batchq.api.transaction import POD_GROUPS
 from batchq.api.views import Effect
 from batchq.cli.checks import checks_table
-from batchq.cli.output import tables
+from batchq.cli.output import Table, echo, is_terminal, show_hint, show_warning, tables
 from batchq.cli.output.forms import (
     Output,
     manifests,
@@ -53,7 +53,6 @@ from batchq.cli.output.options import (
     paging_options,
     pass_globals,
 )
-from batchq.cli.output.terminal import Table, echo, is_terminal, show_hint, show_warning
 from batchq.cli.output.values import (
     KIND_NAMES,
     complete_kind,

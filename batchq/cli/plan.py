@@ -23,10 +23,10 @@ from batchq.api.resources import describe
 from batchq.api.views import Advice, Awaited, GroupPlan, Outcome, Plan
 from batchq.cli.group_lists import ReasonRow
 from batchq.cli.objects import located_in
+from batchq.cli.output import echo, show_fields, show_section, show_warning
 from batchq.cli.output.forms import Length, Output, Quantities, Row, Time
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
 from batchq.cli.output.tables import lost_text
-from batchq.cli.output.terminal import echo, show_fields, show_section, show_warning
 from batchq.cli.output.values import warn_no_leader
 from batchq.cli.request_options import check_request, request_options, requested
 

@@ -45,8 +45,8 @@ from batchq.api.exec_session import (
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod, PodGroup
 from batchq.cli.foreground import PodOutputPrinter, pods_of
+from batchq.cli.output import Interrupted, echo, on_interrupt, raw_option
 from batchq.cli.output.options import Globals, examples, namespace_option, pass_globals
-from batchq.cli.output.terminal import Interrupted, echo, on_interrupt, raw_option
 from batchq.cli.output.values import group_key
 from batchq.client import Client
 from batchq.client.pod_commands import CommandSession

@@ -15,7 +15,14 @@ from batchq.api.views import FirstToGo, GroupView, Loan, QueuePage, QueueView, S
 from batchq.cli.checks import show_checks_of_queue
 from batchq.cli.group_lists import GroupRow
 from batchq.cli.objects import apply_content, read_content, warn_of_unknown_resources
-from batchq.cli.output import tables
+from batchq.cli.output import (
+    draws_lines,
+    echo,
+    is_terminal,
+    show_fields,
+    show_section,
+    tables,
+)
 from batchq.cli.output.forms import (
     ListForm,
     Output,
@@ -29,13 +36,6 @@ from batchq.cli.output.forms import (
 )
 from batchq.cli.output.options import LIST_FORMATS, Globals, examples, output_option, pass_globals
 from batchq.cli.output.tables import queues_table, quotas_table
-from batchq.cli.output.terminal import (
-    draws_lines,
-    echo,
-    is_terminal,
-    show_fields,
-    show_section,
-)
 from batchq.cli.output.values import as_resources, existing, name_of_kind
 from batchq.client import ROOT, Client
 from batchq.errors import InvalidInput, NotFound, UsageError

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchq.cli.output.options import Globals, examples, pass_globals
-from batchq.cli.output.progress import Tell as Shown
-from batchq.cli.output.progress import progress
-from batchq.cli.output.terminal import (
+from batchq.cli.output import (
     EXIT_GROUP_FAILED,
     EXIT_WARNINGS,
     Interrupted,
@@ -21,6 +18,9 @@ from batchq.cli.output.terminal import (
     echo,
     on_interrupt,
 )
+from batchq.cli.output.options import Globals, examples, pass_globals
+from batchq.cli.output.progress import Tell as Shown
+from batchq.cli.output.progress import progress
 from batchq.errors import UsageError
 
 if TYPE_CHECKING:

@@ -33,9 +33,7 @@ from batchq.cli.objects import (
     warn,
     warn_of_capacity,
 )
-from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
-from batchq.cli.output.progress import display, short
-from batchq.cli.output.terminal import (
+from batchq.cli.output import (
     EXIT_GROUP_CANCELLED,
     EXIT_GROUP_FAILED,
     Interrupted,
@@ -46,6 +44,8 @@ from batchq.cli.output.terminal import (
     one_line,
     raw_option,
 )
+from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
+from batchq.cli.output.progress import display, short
 from batchq.cli.output.values import ending_text, seconds_of
 from batchq.cli.pod_exec import has_input
 from batchq.cli.request_options import awaited_command_options

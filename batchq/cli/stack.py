@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from batchq.api.resources import CPU
+from batchq.cli.output import Interrupted, comment, echo, on_interrupt, show_warning
 from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
 from batchq.cli.output.options import Globals, examples, metrics_option, output_option, pass_globals
-from batchq.cli.output.terminal import Interrupted, comment, echo, on_interrupt, show_warning
 from batchq.daemon.stack import Part, StackReport
 from batchq.errors import InvalidInput, NotFound, UsageError
 from batchq.worker.host.node_resources import parse_resources

@@ -30,11 +30,7 @@ from batchq.api.notation import counted, describe_age, shown
 from batchq.api.objects import Object, PodGroup, key_of, kind_of
 from batchq.api.views import Accepted, Effect
 from batchq.cli.objects import located_in, warn, warn_of_capacity
-from batchq.cli.output.forms import manifests, output_of, reference, show_list
-from batchq.cli.output.options import DURATION, Globals, examples, form_option, pass_globals
-from batchq.cli.output.progress import progress
-from batchq.cli.output.tables import plain_table
-from batchq.cli.output.terminal import (
+from batchq.cli.output import (
     EXIT_GROUP_CANCELLED,
     EXIT_GROUP_FAILED,
     Interrupted,
@@ -43,6 +39,10 @@ from batchq.cli.output.terminal import (
     raw_option,
     show_error,
 )
+from batchq.cli.output.forms import manifests, output_of, reference, show_list
+from batchq.cli.output.options import DURATION, Globals, examples, form_option, pass_globals
+from batchq.cli.output.progress import progress
+from batchq.cli.output.tables import plain_table
 from batchq.cli.output.values import (
     exit_code_of,
     interruption_of,

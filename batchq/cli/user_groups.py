@@ -9,9 +9,9 @@ from urllib.parse import quote
 import click
 
 from batchq.cli.access_rights import access, asked_of_api, delegate_of
+from batchq.cli.output import echo
 from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
 from batchq.cli.output.options import Globals, examples, output_option, pass_globals
-from batchq.cli.output.terminal import echo
 from batchq.client.access_control import Actor, UserGroupRecord
 from batchq.client.user_groups import UserGroups, group_row
 

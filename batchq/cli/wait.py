@@ -13,6 +13,7 @@ import click
 
 from batchq.api.objects import PodGroup
 from batchq.api.views import Result
+from batchq.cli.output import Table, echo, raw_option, show_table, show_trouble
 from batchq.cli.output.forms import Output, report
 from batchq.cli.output.options import (
     DURATION,
@@ -22,7 +23,6 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
-from batchq.cli.output.terminal import Table, echo, raw_option, show_table, show_trouble
 from batchq.cli.output.values import (
     exit_code_of,
     following,

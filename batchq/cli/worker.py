@@ -15,8 +15,8 @@ import click
 
 from batchq.api.node_report import BEAT_MS
 from batchq.api.notation import format_duration
+from batchq.cli.output import echo
 from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
-from batchq.cli.output.terminal import echo
 from batchq.cli.output.values import as_pairs, seconds_of
 from batchq.errors import StoreUnavailable, UsageError
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from batchq.api.notation import data_of
+from batchq.cli.output import fitted
 from batchq.cli.output.tables import queues_table
-from batchq.cli.output.terminal import fitted
 from batchq.cli.queues import bar, queue_row, show_queue_page
 from batchq.client.overview import Overview
 from tests.builders import (

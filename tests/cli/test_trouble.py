@@ -13,7 +13,7 @@ import click
 import pytest
 
 from batchq import errors
-from batchq.cli.output.terminal import Interrupted, on_interrupt, trouble_of, wants_json
+from batchq.cli.output import Interrupted, on_interrupt, trouble_of, wants_json
 from tests.cli.conftest import Batchq, run
 from tests.client.stage import Stage
 from tests.harness import fork_server

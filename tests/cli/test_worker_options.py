@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from batchq.api.objects import Taint
 from batchq.cli.main import main
-from batchq.cli.output.terminal import trouble_of
+from batchq.cli.output import trouble_of
 from batchq.cli.worker import checked_lease_ms, parse_taint
 from batchq.errors import UsageError
 from tests.cli.conftest import run

@@ -194,7 +194,7 @@ def test_a_table_of_groups_over_the_http_api_loads_no_types(
     least = modules_loaded_by("-c", "import click, http.client")
     allowed = re.compile(
         r"batchq(\.errors|\.paths|\.api_session|\.api(\.printable)?"
-        r"|\.cli(\.(__main__|main|jobs|output(\.(options|terminal))?))?)?"
+        r"|\.cli(\.(__main__|main|jobs|output(\.options)?))?)?"
     )
     slow = {"hashlib", "msgspec", "platformdirs", "rich", "shutil", "yaml"}
     too_much = sorted(

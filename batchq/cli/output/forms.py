@@ -18,7 +18,7 @@ from batchq.api.manifest import encode
 from batchq.api.notation import counted, data_of, format_duration, format_instant
 from batchq.api.objects import API_VERSION, Object, Unreadable, full_name, kind_of
 from batchq.api.resources import Amounts, format_quantity
-from batchq.cli.output.terminal import Table, TableWriter, echo, show_table
+from batchq.cli.output import Table, TableWriter, echo, show_table
 
 #: How a field of a row is written: an instant or a duration (ms), amounts in integer units.
 Time: TypeAlias = Annotated[int, Meta(extra={"form": "instant"})]

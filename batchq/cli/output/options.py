@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 
-from batchq.cli.output.terminal import comment
+from batchq.cli.output import comment
 
 if TYPE_CHECKING:
     from batchq.api_session import ApiCredentials

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.notation import counted
-from batchq.cli.output.terminal import echo, has_colors, one_line
+from batchq.cli.output import echo, has_colors, one_line
 
 if TYPE_CHECKING:
     from batchq.api.views import GroupView

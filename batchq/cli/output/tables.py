@@ -28,7 +28,7 @@ from batchq.api.transaction import (
     namespace_scope,
     node_scope,
 )
-from batchq.cli.output.terminal import Table
+from batchq.cli.output import Table
 from batchq.cli.output.values import ending_text
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from batchq.api.node_features import gpu_request
 from batchq.api.notation import nearest, parse_duration, resource_problem, shown
 from batchq.api.objects import KINDS, NAMESPACED, PodGroup
 from batchq.api.resources import parse_quantity
-from batchq.cli.output.terminal import (
+from batchq.cli.output import (
     EXIT_GROUP_CANCELLED,
     EXIT_GROUP_FAILED,
     echo,

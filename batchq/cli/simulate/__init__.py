@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from batchq.cli.output import echo, show_warning
 from batchq.cli.output.options import Globals, examples, pass_globals
-from batchq.cli.output.terminal import echo, show_warning
 from batchq.cli.simulate.live import live_options, live_request
 from batchq.cli.simulate.recorded import pods_options, pods_request, refuse_for
 from batchq.cli.simulate.runs import (

@@ -20,12 +20,12 @@ from batchq.api.notation import (
     parse_duration,
 )
 from batchq.api.objects import API_VERSION
+from batchq.cli.output import Table, echo, on_interrupt, show_section, show_table
 from batchq.cli.output.forms import Length, Quantities, Row, Time, output_of
 from batchq.cli.output.options import DURATION, Globals
 from batchq.cli.output.progress import Tell as Shown
 from batchq.cli.output.progress import progress
 from batchq.cli.output.tables import lost_text
-from batchq.cli.output.terminal import Table, echo, on_interrupt, show_section, show_table
 from batchq.cli.output.values import warn_no_leader
 from batchq.cli.simulate.runs import check_output, write_whole
 from batchq.errors import UsageError

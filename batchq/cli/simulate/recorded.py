@@ -16,7 +16,7 @@ import msgspec
 from batchq.api.notation import counted
 from batchq.api.objects import Queue, kind_of
 from batchq.cli.objects import read_objects
-from batchq.cli.output.terminal import aligned, one_line
+from batchq.cli.output import aligned, one_line
 from batchq.cli.simulate.runs import (
     Destination,
     Figure,

@@ -29,9 +29,9 @@ from msgspec import Struct
 from batchq.api.notation import describe_age, nearest, shown
 from batchq.api.objects import Strategy
 from batchq.cli.config import checked_config
+from batchq.cli.output import Interrupted, echo, one_line
 from batchq.cli.output.forms import show_data
 from batchq.cli.output.progress import Tell, progress
-from batchq.cli.output.terminal import Interrupted, echo, one_line
 from batchq.config import SchedulerConfig
 from batchq.config.documents import MOST_BYTES, read_bounded
 from batchq.errors import BatchqError, InvalidInput, UsageError

@@ -31,8 +31,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from batchq import errors
-from batchq.api.printable import printable
-from batchq.errors import BatchqError, InvalidInput, NotFound, StoreUnavailable
+from batchq.errors import BatchqError, InvalidInput, NotFound, StoreUnavailable, printable
 from batchq.paths import SERVER_VARIABLE, URL_VARIABLE, Home, read_private, write_private
 
 if TYPE_CHECKING:

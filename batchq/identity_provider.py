@@ -16,8 +16,7 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-from batchq.api.printable import printable
-from batchq.errors import InvalidInput, StoreUnavailable, WaitTimedOut
+from batchq.errors import InvalidInput, StoreUnavailable, WaitTimedOut, printable
 
 _TIMEOUT_S = 5.0
 #: Descriptions, keys and answers have some kilobytes.

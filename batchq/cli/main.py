@@ -18,7 +18,6 @@ from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from batchq import __version__
-from batchq.api.printable import printable
 from batchq.cli.output import (
     OUTPUT_FAILED,
     drop_stdout,
@@ -33,7 +32,7 @@ from batchq.cli.output import (
     wants_json,
 )
 from batchq.cli.output.options import Globals, examples
-from batchq.errors import InvalidInput, UsageError
+from batchq.errors import InvalidInput, UsageError, printable
 
 
 class CommandEntry(NamedTuple):

@@ -32,7 +32,6 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import PodAttempt
 from batchq.api.notation import DAY, HOUR, counted, describe_age, format_instant, subdomain_problem
 from batchq.api.objects import Pod, PodGroup
-from batchq.api.printable import printable
 from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
@@ -42,7 +41,7 @@ from batchq.client.pod_commands import SessionPlace, frames_of
 from batchq.client.requests import RecentQueues
 from batchq.client.user_groups import UserGroups, known_group
 from batchq.client.watch import Watch, wait_state
-from batchq.errors import Conflict, InvalidInput, NotFound, Rejected, UnreadableRecord
+from batchq.errors import Conflict, InvalidInput, NotFound, Rejected, UnreadableRecord, printable
 from batchq.store import access_records as records
 from batchq.store.access_records import (
     USUAL_LINE_MS,

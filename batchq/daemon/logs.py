@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from batchq.api.printable import printable
-from batchq.errors import InvalidInput
+from batchq.errors import InvalidInput, printable
 from batchq.system import structlog
 
 if TYPE_CHECKING:

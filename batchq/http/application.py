@@ -25,13 +25,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from batchq.api.access import USER, Identity, Tier, TokenParts, Verb, Visibility, attempt_of
-from batchq.api.printable import printable
 from batchq.api_session import IMPERSONATED, REASON
 from batchq.client import Client
 from batchq.client.access_control import Delegate, PodHold
 from batchq.client.node_users import NodeRegistrar
 from batchq.client.requests import RecentQueues
-from batchq.errors import BatchqError
+from batchq.errors import BatchqError, printable
 from batchq.http.access_endpoints import record_refusal, record_use
 from batchq.http.calls import (
     EVENT_STREAM,

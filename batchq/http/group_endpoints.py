@@ -27,7 +27,6 @@ from batchq.api.exec_session import (
 )
 from batchq.api.manifest import decode, encode
 from batchq.api.objects import API_VERSION, Pod, PodGroup, Unreadable, key_of, kind_of
-from batchq.api.printable import printable
 from batchq.api.transaction import JUMP
 from batchq.api.views import Effect, LogLine, token_of_object
 from batchq.api_session import sealed
@@ -35,7 +34,7 @@ from batchq.client import Accepted
 from batchq.client.access_control import Delegate
 from batchq.client.pod_commands import SessionPlace
 from batchq.client.submission import Existing, Outcome
-from batchq.errors import BatchqError, Conflict, NotFound
+from batchq.errors import BatchqError, Conflict, NotFound, printable
 from batchq.http.access_endpoints import record_use
 from batchq.http.calls import (
     EVENT_STREAM,

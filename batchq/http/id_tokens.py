@@ -23,8 +23,7 @@ from urllib.parse import urlsplit
 import jwt
 
 from batchq.api.access import USER
-from batchq.api.printable import printable
-from batchq.errors import StoreUnavailable
+from batchq.errors import StoreUnavailable, printable
 from batchq.http.problems import ApiProblem, unauthenticated
 from batchq.identity_provider import IdentityProvider, OidcSettings
 from batchq.system import structlog

@@ -9,10 +9,10 @@ import pytest
 from msgspec import structs
 
 from batchq.api.objects import KINDS, Condition, Object, PodGroup, key_of, kind_of
-from batchq.api.printable import printable, printable_lines
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.transaction import Event, Transaction, Write
 from batchq.cli.output import show_hint, show_warning
+from batchq.errors import printable, printable_lines
 from tests.builders import a_node, a_queue
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage

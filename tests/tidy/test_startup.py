@@ -31,7 +31,7 @@ STRANGERS_OF_THE_API = re.compile(
 )
 #: The packages besides the standard library that `batchq --help` and `batchq version` may load.
 ALLOWED_PACKAGES = {"batchq", "click"}
-ALLOWED_OF_BATCHQ = re.compile(r"batchq(\.errors|\.api(\.printable)?|\.cli(\..+)?)?")
+ALLOWED_OF_BATCHQ = re.compile(r"batchq(\.errors|\.api|\.cli(\..+)?)?")
 #: `copy` and `pickle` try to import a module of Jython.
 NEVER_THERE = {"_wmi", "org"}
 #: Modules of the standard library whose import takes longer than the whole command.
@@ -193,7 +193,7 @@ def test_a_table_of_groups_over_the_http_api_loads_no_types(
         loaded = modules_loaded_by("-m", "batchq.cli", *words)
     least = modules_loaded_by("-c", "import click, http.client")
     allowed = re.compile(
-        r"batchq(\.errors|\.paths|\.api_session|\.api(\.printable)?"
+        r"batchq(\.errors|\.paths|\.api_session|\.api"
         r"|\.cli(\.(__main__|main|jobs|output(\.options)?))?)?"
     )
     slow = {"hashlib", "msgspec", "platformdirs", "rich", "shutil", "yaml"}

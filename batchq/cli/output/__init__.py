@@ -25,8 +25,7 @@ from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 
 import click
 
-from batchq.api.printable import printable, printable_lines
-from batchq.errors import BatchqError
+from batchq.errors import BatchqError, printable, printable_lines
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -38,7 +38,7 @@ from typing import IO, NamedTuple, NoReturn
 from batchq.api.node_features import image_to_pull, runtime_of
 from batchq.api.node_report import PodAttempt
 from batchq.api.objects import Pod, PodGroup
-from batchq.api.printable import printable
+from batchq.errors import printable
 from batchq.store.redis import RedisStore
 from batchq.system import structlog
 from batchq.worker.agent.messages import PullEnded, PullImage, PullStarted, StopPull

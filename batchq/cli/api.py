@@ -277,8 +277,7 @@ def registrar(shared: Globals, listen: str, api_users: tuple[str, ...], agents_u
     import signal
 
     from batchq.client.node_users import NodeUserService, checked_agents_url
-    from batchq.daemon import logs
-    from batchq.daemon.services import Termination, ThreadService
+    from batchq.daemon import Termination, ThreadService, logs
     from batchq.paths import find_home, resolve_url
 
     callers = frozenset(_uid(name, "--api-user") for name in api_users) or {os.getuid()}

@@ -22,13 +22,12 @@ from batchq import __version__
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import DEFAULT, Metadata, Pod, Queue
 from batchq.api.transaction import Transaction, Write
-from batchq.daemon import leader
+from batchq.daemon import OWN_MISTAKE, Services, Termination, leader, on_hangup
 from batchq.daemon.leader import Leadership, Mender, Quarantine
 from batchq.daemon.loop import Loop, TurnReport, watcher
 from batchq.daemon.metrics_server import UNFIT_AFTER_PERIODS, MetricsServer
 from batchq.daemon.node_reports import node_report_service
 from batchq.daemon.reload import Effective, Reload, reload_service
-from batchq.daemon.services import OWN_MISTAKE, Services, Termination, on_hangup
 from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store

@@ -35,8 +35,8 @@ from msgspec import Struct
 
 from batchq.api.node_features import is_device_resource
 from batchq.api.resources import CPU, MEMORY, format_quantity
+from batchq.daemon import OWN_MISTAKE
 from batchq.daemon.logs import FILE_VARIABLE, LARGEST_LOG_BYTES
-from batchq.daemon.services import OWN_MISTAKE
 from batchq.errors import BatchqError, Conflict
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home
 from batchq.system import structlog

@@ -27,7 +27,7 @@ from msgspec import structs
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import KINDS, Pod, Unreadable, full_name
 from batchq.api.transaction import Event, Transaction, Write, count_of, fence_of, generation_of
-from batchq.daemon.services import ThreadService
+from batchq.daemon import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.ports import IdSource
 from batchq.store import keys

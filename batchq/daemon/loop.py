@@ -28,7 +28,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from msgspec import Struct
 
 from batchq.core.session.snapshot import Settings
-from batchq.daemon.services import PATIENCE_S, ThreadService
+from batchq.daemon import PATIENCE_S, ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.store.outage import Backoff, Outage
 from batchq.system import structlog

@@ -22,9 +22,9 @@ from prometheus_client.exposition import choose_encoder
 
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
+from batchq.daemon import PATIENCE_S, ThreadService
 from batchq.daemon.loop import HANGS_AFTER_PERIODS, Loop, Turn, TurnReport
 from batchq.daemon.metrics import Metrics
-from batchq.daemon.services import PATIENCE_S, ThreadService
 from batchq.errors import InvalidInput
 from batchq.scheduler.cycle import CycleReport, Scheduler
 from batchq.store.outage import Outage

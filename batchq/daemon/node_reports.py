@@ -16,7 +16,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import SPOILED, Ended, Leaves, NodeReport, Runs, Serves, StartClaim
 from batchq.api.objects import Node, Pod, PodGroup
 from batchq.api.transaction import Commit, Event, Transaction, count_of
-from batchq.daemon.services import ThreadService
+from batchq.daemon import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.ports import IdSource
 from batchq.scheduler.node_reports import (

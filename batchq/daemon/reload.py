@@ -29,8 +29,7 @@ from batchq.client import Client
 from batchq.client.connection import process_of
 from batchq.config import SchedulerConfig, unkept
 from batchq.config.load import as_text, read_config, read_file, what_changed
-from batchq.daemon import detached, stack
-from batchq.daemon.services import ThreadService
+from batchq.daemon import ThreadService, detached, stack
 from batchq.errors import InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
 from batchq.paths import Home
 from batchq.scheduler.cycle import Scheduler

@@ -28,11 +28,10 @@ from batchq.api.node_features import amounts_of
 from batchq.api.notation import counted
 from batchq.api.objects import Node
 from batchq.config.load import load_config
-from batchq.daemon import detached
+from batchq.daemon import Termination, detached, on_hangup
 from batchq.daemon import embedded_server as embedded
 from batchq.daemon.detached import ProcessFate, Record
 from batchq.daemon.metrics_server import check_address
-from batchq.daemon.services import Termination, on_hangup
 from batchq.errors import BatchqError, Conflict, InvalidInput, StoreUnavailable, WaitTimedOut
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url, read_password, resolve_url
 from batchq.store.redis import RedisStore, open_store

@@ -17,12 +17,11 @@ from batchq.api.reasons import Verdict
 from batchq.api.transaction import Delivery, count_of
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
-from batchq.daemon import app, detached
+from batchq.daemon import Termination, app, detached
 from batchq.daemon.detached import Record
 from batchq.daemon.embedded_server import ensure_server
 from batchq.daemon.loop import TurnReport
 from batchq.daemon.reload import Reload
-from batchq.daemon.services import Termination
 from batchq.errors import InvariantBroken
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
 from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler

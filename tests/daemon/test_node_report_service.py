@@ -11,8 +11,8 @@ from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.node_report import Ended, Leaves, NodeReport, PodOutcome, Serves, StartClaim
 from batchq.api.objects import Launch, Node, Pod, PodGroupStatus
 from batchq.api.transaction import Write
+from batchq.daemon import ThreadService
 from batchq.daemon.node_reports import NodeReportReader, node_report_service
-from batchq.daemon.services import ThreadService
 from batchq.store import keys
 from batchq.store.node_channels import WakeReason
 from batchq.store.redis import RedisStore

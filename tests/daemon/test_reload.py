@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from batchq.api.transaction import Commit, Transaction
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
+from batchq.daemon import on_hangup
 from batchq.daemon.reload import Reload, reload_service
-from batchq.daemon.services import on_hangup
 from batchq.errors import InvalidInput, StoreUnavailable
 from batchq.scheduler.cycle import Scheduler
 from batchq.store.redis import RedisStore

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from batchq.daemon.services import Services, ThreadService
+from batchq.daemon import Services, ThreadService
 
 
 class Diary:

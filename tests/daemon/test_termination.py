@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from batchq.daemon.services import Termination
+from batchq.daemon import Termination
 
 
 @pytest.fixture

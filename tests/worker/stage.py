@@ -22,8 +22,8 @@ from batchq.api.node_report import AGENT_SOCKET, subject_of_pod
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus
 from batchq.api.resources import ONE_POD
 from batchq.api.transaction import Charge, Delivery, Transaction, Write, fence_of, node_scope
+from batchq.daemon import ThreadService
 from batchq.daemon.node_reports import NodeReportReader
-from batchq.daemon.services import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.store.redis import RedisStore
 from batchq.system import RandomIds

@@ -49,7 +49,7 @@ from batchq.cli.output import Interrupted, echo, on_interrupt, raw_option
 from batchq.cli.output.options import Globals, examples, namespace_option, pass_globals
 from batchq.cli.output.values import group_key
 from batchq.client import Client
-from batchq.client.pod_commands import CommandSession
+from batchq.client.pods import CommandSession
 from batchq.errors import BatchqError, Conflict, NotFound, StoreUnavailable, UsageError
 
 _TURN_MS = 200

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from batchq.client.external import External
     from batchq.client.outcomes import TrialScheduler
     from batchq.client.overview import Overview
-    from batchq.client.pod_commands import PodCommands
+    from batchq.client.pods import PodCommands
     from batchq.client.requests import RecentQueues, RequestWriter
     from batchq.client.submission import Existing, Submission
     from batchq.client.watch import GroupLook, GroupPages
@@ -179,7 +179,7 @@ class Client:
     @cached_property
     def commands(self) -> PodCommands:
         """Commands in running pods."""
-        from batchq.client.pod_commands import PodCommands
+        from batchq.client.pods import PodCommands
 
         return PodCommands(self._store, self._writer.change, lambda: self.user)
 
@@ -631,7 +631,7 @@ class Client:
         such group, it runs a command, or its result has expired), UsageError (several pods),
         WaitTimedOut.
         """
-        from batchq.client.output import check_single_result
+        from batchq.client.pods import check_single_result
 
         with self.patiently(timeout_s):
             check_single_result(self.get("PodGroup", group, namespace=namespace))
@@ -651,7 +651,7 @@ class Client:
         Waits and raises as `result` does. `partial` returns the results that exist, even if the
         group failed or was cancelled.
         """
-        from batchq.client.output import read_results
+        from batchq.client.pods import read_results
 
         key = key_named(group, namespace)
         with self.patiently(timeout_s):
@@ -674,13 +674,13 @@ class Client:
         `attempt`, an earlier attempt, from 1, or "all". With `follow`, it ends with the processes,
         or when `stop` returns True, which is asked several times a second. Raises NotFound.
         """
-        from batchq.client import output
+        from batchq.client.pods import follow_output, patient, read_output
 
         key = key_named(group, namespace)
         if not follow:
-            return output.read_output(self._store, key, pod=pod, tail=tail, attempt=attempt)
-        lines = output.follow_output(self._store, key, pod=pod, tail=tail, stop=stop)
-        return output.patient(lines, self.patiently)
+            return read_output(self._store, key, pod=pod, tail=tail, attempt=attempt)
+        lines = follow_output(self._store, key, pod=pod, tail=tail, stop=stop)
+        return patient(lines, self.patiently)
 
     def pods(self, group: PodGroup) -> Sequence[Pod]:
         """Return a group's pods, including those of earlier admissions, by task and index."""

@@ -37,7 +37,7 @@ from batchq.api.views import Goal, WaitState
 from batchq.client import Client
 from batchq.client.connection import connect, user_of
 from batchq.client.node_users import MOST_USES, check_pattern
-from batchq.client.pod_commands import SessionPlace, frames_of
+from batchq.client.pods import SessionPlace, frames_of
 from batchq.client.requests import RecentQueues
 from batchq.client.user_groups import UserGroups, known_group
 from batchq.client.watch import Watch, wait_state

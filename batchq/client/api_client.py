@@ -83,7 +83,7 @@ from batchq.errors import (
 if TYPE_CHECKING:
     from batchq.client.checks import Checks, Gates
     from batchq.client.overview import Overview
-    from batchq.client.pod_commands import PodCommands
+    from batchq.client.pods import PodCommands
     from batchq.client.request_fields import Drafts, GroupManifests
     from batchq.client.submission import Submission
     from batchq.client.watch import GroupPages
@@ -485,7 +485,7 @@ class ApiClient(Client):
 
     @cached_property
     def commands(self) -> PodCommands:
-        from batchq.client.pod_commands import ApiPodCommands
+        from batchq.client.pods import ApiPodCommands
 
         return ApiPodCommands(self._credentials, self._post)
 
@@ -647,7 +647,7 @@ class ApiClient(Client):
         timeout_s: float | None = None,
         namespace: str = DEFAULT,
     ) -> dict[str, Any]:
-        from batchq.client.output import check_calls
+        from batchq.client.pods import check_calls
 
         check_calls(self.get("PodGroup", key_named(group, namespace)))
         self.wait([group], timeout_s=timeout_s, namespace=namespace)

@@ -32,7 +32,7 @@ from batchq.api.views import Effect, LogLine, token_of_object
 from batchq.api_session import sealed
 from batchq.client import Accepted
 from batchq.client.access_control import Delegate
-from batchq.client.pod_commands import SessionPlace
+from batchq.client.pods import SessionPlace
 from batchq.client.submission import Existing, Outcome
 from batchq.errors import BatchqError, Conflict, NotFound, printable
 from batchq.http.access_endpoints import record_use

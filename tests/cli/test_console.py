@@ -14,7 +14,7 @@ import pytest
 from batchq.api.exec_session import INPUT_IS_TAKEN, ExecEnd, ExecFrame, FrameKind
 from batchq.cli import pod_exec
 from batchq.cli.pod_exec import Conversation, Speaker, TerminalModes
-from batchq.client.pod_commands import CommandSession
+from batchq.client.pods import CommandSession
 from batchq.errors import Conflict
 
 

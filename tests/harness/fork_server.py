@@ -42,7 +42,7 @@ MODULES = ("batchq.cli", "tests.worker.an_agent")
 #: plugins of a scheduler are among it.
 _PRELOADED = (
     *("batchq.cli.foreground", "batchq.client", "batchq.client.checks", "batchq.client.doctor"),
-    *("batchq.client.outcomes", "batchq.client.output", "batchq.client.overview"),
+    *("batchq.client.outcomes", "batchq.client.pods", "batchq.client.overview"),
     *("batchq.client.why", "batchq.config.documents", "batchq.daemon.app", "batchq.daemon.logs"),
     *("batchq.http.server", "batchq.http.application", "batchq.worker.agent.agent"),
     *("apscheduler.triggers.interval", "encodings.utf_8_sig", "platformdirs.unix"),

@@ -22,7 +22,7 @@ from batchq.api.views import (
     QueuePage,
     QueueView,
 )
-from batchq.client.request import key_named
+from batchq.client.request import duration_of, key_named
 from batchq.errors import NotFound
 
 
@@ -136,11 +136,10 @@ class ApiGates:
         older_than: str | float = 0,
     ) -> Sequence[GateView]:
         """Return closed gates, those of the oldest groups first; see `Gates.list`."""
-        from batchq.client.checks import ms_of
-
+        age = duration_of("older_than", older_than) or ""
         found: list[GateView] = self._client.ask(
             "/v1/views/gates", list[GateView],
-            namespace=namespace, queue=queue, gate=gate, age=ms_of(older_than) or "",
+            namespace=namespace, queue=queue, gate=gate, age=age,
         )  # fmt: skip
         return found
 

@@ -34,7 +34,6 @@ from msgspec import Struct, structs
 
 import batchq.client.changes as changes
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.notation import parse_duration
 from batchq.api.objects import (
     DEFAULT,
     AdmissionCheck,
@@ -49,7 +48,7 @@ from batchq.api.transaction import Transaction
 from batchq.api.views import CheckPage, CheckView, GateView, ListedCheck
 from batchq.client.changes.object_writes import find, title
 from batchq.client.overview import Overview
-from batchq.client.request import key_named
+from batchq.client.request import duration_of, key_named
 from batchq.client.watch import Watch
 from batchq.core.eligibility import is_active
 from batchq.core.quota import ROOT, QueueTree
@@ -727,7 +726,7 @@ class Gates:
         group ("1d", or seconds). Raises InvalidInput.
         """
         overview = Overview(self._store.snapshot(), self._store.now_ms())
-        latest = overview.at - ms_of(older_than)
+        latest = overview.at - duration_of("older_than", older_than)
         return [
             _view(group, shown, task, name)
             for group, shown in overview.gated(namespace=namespace, queue=queue)
@@ -768,11 +767,3 @@ def _view(group: PodGroup, shown: str, task: str, gate: str) -> GateView:
         set_by=group.status.submitted_by,
         opened=group.status.opened_gates,
     )
-
-
-def ms_of(written: str | float) -> int:
-    """Return an age ("1d", or seconds) in milliseconds. Raises InvalidInput."""
-    try:
-        return parse_duration(written)
-    except ValueError as error:
-        raise InvalidInput(f"older_than: {error}") from None

@@ -29,7 +29,6 @@ import msgspec
 from msgspec import Struct
 
 from batchq.api.lifecycle import ADMITTED
-from batchq.api.notation import parse_duration
 from batchq.api.objects import (
     DEFAULT,
     Object,
@@ -44,12 +43,12 @@ from batchq.api.transaction import Refusal, Transaction, Word
 from batchq.client.changes import consumer_leases, explain_refusal
 from batchq.client.changes.consumer_leases import Renewed, Reported, read_token
 from batchq.client.connection import checked_seconds
-from batchq.client.request import key_named
+from batchq.client.request import duration_of, key_named
 from batchq.client.requests import TRIES
 from batchq.client.watch import Watch
 from batchq.core.chunks import UidOrder, uid_order
 from batchq.core.scheduler_cache import priorities_of
-from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, StoreUnavailable
+from batchq.errors import BatchqError, Conflict, NotFound, StoreUnavailable
 from batchq.system import RandomIds
 
 if TYPE_CHECKING:
@@ -101,7 +100,9 @@ class External:
         Raises NotFound (no such group, or none can be claimed), Conflict (it cannot be claimed).
         """
         if group is not None:
-            return self._claim(key_named(group, namespace or DEFAULT), holder, _ms_of(ttl))
+            return self._claim(
+                key_named(group, namespace or DEFAULT), holder, duration_of("ttl", ttl)
+            )
         claim = self._claim_first(self.waiting(queue=queue, namespace=namespace), holder, ttl)
         if claim is None:
             raise NotFound(
@@ -148,7 +149,7 @@ class External:
             self._store,
             RandomIds().new_uid,
             holder=holder,
-            ttl_ms=_ms_of(ttl),
+            ttl_ms=duration_of("ttl", ttl),
             queue=queue,
             namespace=namespace,
         )
@@ -161,7 +162,7 @@ class External:
         renewals: list[Renewed] = []
 
         def build(now_ms: int) -> Transaction | None:
-            ttl_ms = None if ttl is None else _ms_of(ttl)
+            ttl_ms = None if ttl is None else duration_of("ttl", ttl)
             renewals.append(consumer_leases.renew(self._store, token, ttl_ms=ttl_ms, now_ms=now_ms))
             return renewals[-1].transaction
 
@@ -205,7 +206,7 @@ class External:
         """Claim the first of the groups that no other consumer claims at the same time."""
         for group in groups:
             with suppress(Conflict, NotFound):
-                return self._claim(key_of(group), holder, _ms_of(ttl))
+                return self._claim(key_of(group), holder, duration_of("ttl", ttl))
         return None
 
     def _claim(self, key: str, holder: str, ttl_ms: int) -> Claim:
@@ -224,13 +225,6 @@ class External:
         self._change(build)
         claimed = made[-1]
         return Claim(self, claimed.group, claimed.token, lasts_until=asked_at + ttl_ms / 1000)
-
-
-def _ms_of(written: str | float) -> int:
-    try:
-        return parse_duration(written)
-    except ValueError as error:
-        raise InvalidInput(f"ttl: {error}") from None
 
 
 #: How often a claim is renewed within its time to live.

@@ -372,7 +372,7 @@ def _template(request: Request) -> PodTemplate:
         termination_grace=(
             PodTemplate().termination_grace
             if request.grace is None
-            else _duration("grace", request.grace)
+            else duration_of("grace", request.grace)
         ),
         requests=_requests(request),
         node_selector=dict(request.node_selector),
@@ -455,7 +455,7 @@ def _warning(written: str) -> StopWarning:
             hint="as in USR2@90s",
         )
     usual = StopWarning(signal=signal)
-    return structs.replace(usual, before=_duration("warn", before)) if at else usual
+    return structs.replace(usual, before=duration_of("warn", before)) if at else usual
 
 
 def _working_dir(request: Request) -> str:
@@ -505,10 +505,11 @@ def amounts_of(written: Mapping[str, Quantity]) -> dict[str, int]:
 
 
 def _walltime(written: Quantity | None) -> int | None:
-    return None if written is None else _duration("walltime", written)
+    return None if written is None else duration_of("walltime", written)
 
 
-def _duration(field: str, written: Quantity) -> int:
+def duration_of(field: str, written: str | float) -> int:
+    """Return a duration ("1d", or seconds) in milliseconds. Raises InvalidInput with the field."""
     try:
         return parse_duration(written)
     except ValueError as error:

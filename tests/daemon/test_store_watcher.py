@@ -61,7 +61,7 @@ def test_a_flood_of_changes_is_reported_a_few_times() -> None:
         apart_s=lambda: 0.02,
     )
     service.start()
-    until(lambda: len(seen) == 4)
+    until(lambda: len(seen) >= 4)
     service.stop()
     assert seen[3] - seen[0] >= 0.06
 

@@ -158,7 +158,7 @@ class NodeTimeline:
         for at, name, amounts in _changes(owed, known):
             if name in session.nodes.by_name:
                 mine = changes.setdefault(name, {})
-                mine[at] = _sum(mine[at], amounts) if at in mine else amounts
+                mine[at] = plus(mine[at], amounts) if at in mine else amounts
         #: Name of a node, in order -> its profile; equal nodes share one.
         self._profiles: dict[str, Profile] = {}
         #: The instants at which profiles change, in order; and the names of the nodes concerned.
@@ -395,7 +395,7 @@ class NodeTimeline:
         """Return a profile with this much free now, and more from each of the given instants on."""
         at, each = [self._now, *sorted(rises)], [free]
         for instant in at[1:]:
-            each.append(_sum(each[-1], rises[instant]))
+            each.append(plus(each[-1], rises[instant]))
         return Profile(at, each, falls=False)
 
     def _note_changes(self, changes: Iterable[tuple[int, str]]) -> None:
@@ -638,7 +638,7 @@ class _Trials:
                         left = after[before] = less(node.free, shape.requests)
                     node.free = left
                     asked = shape.requests
-                    room[name] = _sum(room[name], asked) if name in room else asked
+                    room[name] = plus(room[name], asked) if name in room else asked
                 else:
                     _take_copied(shape, node)
                     room[name] = with_pod(room.get(name, {}), shape, node)
@@ -686,7 +686,3 @@ def _part_of(free: Amounts, requests: Amounts) -> Fraction:
         (Fraction(min(free.get(name, 0), units), units) for name, units in requests.items()),
         default=Fraction(1),
     )
-
-
-def _sum(one: Amounts, other: Amounts) -> Amounts:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}

@@ -21,6 +21,7 @@ from batchq.paths import URL_VARIABLE, Home, default_url
 from batchq.store.redis import open_store
 from tests.builders import a_node
 from tests.daemon.waiting import catches, until
+from tests.effort import sample
 
 pytestmark = pytest.mark.e2e
 
@@ -109,7 +110,9 @@ def test_down_stops_everything_keeps_the_data_and_may_be_called_twice(home: Home
     store.close()
 
 
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["server", "scheduler", "agent"])
+@pytest.mark.parametrize(
+    "place", sample([0, 1, 2], 2), ids=["server", "scheduler", "agent"].__getitem__
+)
 def test_a_killed_part_is_seen_and_only_that_is_started_again(home: Home, place: int) -> None:
     first = stack.up(home, SMALL)
     kill(first, first.parts[place].name)

@@ -9,6 +9,8 @@ from benchmarks import endtoend
 pytestmark = pytest.mark.e2e
 
 
+# `make bench` runs it, too.
+@pytest.mark.slow
 def test_endtoend_drains_the_same_number_of_pods_and_of_rq_jobs() -> None:
     rows = endtoend.compare(pods=6, slots=2, runs=1)
     assert [row[:2] for row in rows] == [

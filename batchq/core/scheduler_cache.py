@@ -73,7 +73,7 @@ from batchq.core.session.snapshot import (
     groups_changed,
     pods_changed,
 )
-from batchq.core.session.specs import GroupShape, Shapes
+from batchq.core.session.specs import GroupShape, Shapes, only_waits
 from batchq.core.session.state import GroupState
 
 if TYPE_CHECKING:
@@ -308,19 +308,65 @@ class SchedulerCache:
         self.node_cache.follow(snapshot, session.now_ms, session.settings)
         session.adopt(self)
         entered: list[GroupState] = []
+        #: For each spec (by `id`) and namespace, the first group in a class.
+        models: dict[tuple[int, str], GroupState] = {}
         for record in snapshot.groups:
-            if record.metadata.uid in self.groups:
+            meta = record.metadata
+            if meta.uid in self.groups:
                 # Two records claim the same uid; the first by name counts.
                 continue
-            state = self._build(session, record.metadata.uid, record, None)
+            model = models.get((id(record.spec), meta.namespace))
+            if model is not None and self._take_in_beside(model, session, inadmissible, record):
+                continue
+            state = self._build(session, meta.uid, record, None)
             self._place(session, inadmissible, state)
             if not state.record_only:
                 entered.append(state)
+            elif state.peers is not None and not state.given_shape.has_choice:
+                models[id(record.spec), meta.namespace] = state
         self.node_cache.count(entered)
         # Parked groups without a record are gone.
         for uid in [uid for uid in inadmissible.parked if uid not in self.groups]:
             inadmissible.forget(uid)
         return entered, chain(self.groups, inadmissible.awaited)
+
+    def _take_in_beside(
+        self,
+        model: GroupState,
+        session: Session,
+        inadmissible: InadmissibleGroups,
+        record: PodGroup,
+    ) -> bool:
+        """Build the state of a group with the spec and the namespace of another one, and put it
+        into the same class, without what `_build` and `_place` find out about each group.
+
+        Do nothing, and return False, if the record has more to say than that the group waits.
+        """
+        uid, status = record.metadata.uid, record.status
+        if (
+            status.domain
+            or status.left_out
+            or status.places
+            or status.nodes_lacked_at is not None
+            or status.set_aside_on
+            or not only_waits(record)
+            or uid in session.snapshot.pods
+            or uid in inadmissible.parked
+            or uid in self._pledged
+        ):
+            return False
+        state = GroupState(
+            record,
+            (),
+            model.priority,
+            model.own_shape,
+            model.chain,
+            scopes=model.scopes,
+            gates_hold=model.gates_hold,
+        )
+        self.groups[uid] = self.by_key[state.key] = state
+        self._line_of(state).join(state, session.group_key(state), model.peers)
+        return True
 
     def end(self) -> None:
         """Mark the state as complete, so that the next session can take it over."""

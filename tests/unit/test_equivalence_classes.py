@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchq.api.objects import SchedulingGate
+from msgspec import structs
+
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import PodGroupStatus, SchedulingGate
+from batchq.api.reasons import Verdict
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
 from batchq.core.equivalence import PendingIterator, WakeUpIndex
 from batchq.core.session.session import Session
-from batchq.core.session.state import EquivalenceClass
-from tests.builders import a_group, a_node, a_priority, a_queue, a_snapshot
+from batchq.core.session.state import EquivalenceClass, GroupState
+from tests.builders import a_group, a_node, a_pod, a_priority, a_queue, a_snapshot
 
 FULL = 4
 
@@ -152,3 +156,55 @@ def test_a_class_is_parked_on_the_full_limit_and_new_members_get_the_same_reason
     result = {name: session.by_key[f"default/{name}"].status.reasons for name in ("g4", "g5")}
     assert result["g4"] == result["g5"]
     assert [verdict.subject for verdict in result["g4"]] == ["the cluster"]
+
+
+def test_groups_with_one_spec_in_memory_are_taken_in_like_groups_with_equal_specs() -> None:
+    """A scheduler that starts has a shorter way for groups whose spec it has just seen."""
+    waiting = PodGroupStatus(phase=PodGroupPhase.PENDING)
+    statuses = [
+        waiting,
+        waiting,
+        PodGroupStatus(reasons=(Verdict(plugin="capacity", reason="ExceedsCapacity"),)),
+        PodGroupStatus(backoff_until=5_000),
+        PodGroupStatus(domain={"zone": "a"}),
+        PodGroupStatus(places={"w": ("n1",)}),
+        PodGroupStatus(nodes_lacked_at=1),
+        PodGroupStatus(set_aside_on={"n1": {"cpu": 1_000}}),
+        PodGroupStatus(queue_time=77),
+        PodGroupStatus(phase=PodGroupPhase.COMPLETED, finished_at=9),
+        waiting,
+    ]
+    spec = a_group("first", 1).spec
+    shared = [
+        structs.replace(a_group(f"g{place:02}", 1, created=place), spec=spec, status=status)
+        for place, status in enumerate(statuses)
+    ]
+    apart = [structs.replace(group, spec=structs.replace(spec)) for group in shared]
+    pod = a_pod(shared[1], node="n1")
+    world = (a_queue("default"), a_node("n1", cpu=FULL), pod)
+    short, long = _opened(*world, *shared), _opened(*world, *apart)
+    for uid, group in long.groups.items():
+        assert _described(short.groups[uid]) == _described(group)
+    assert list(short.groups) == list(long.groups)
+    assert _classes(short) == _classes(long)
+    assert _classes(long) == [["g00", "g02", "g05", "g06", "g07", "g10", "g08"], ["g04"]]
+    for session in (short, long):
+        carried = session.carried
+        listed = (carried.placed, carried.waits_for_nodes, carried.heads_on_nodes)
+        assert [list(groups) for groups in listed] == [
+            [shared[place].metadata.uid] for place in (5, 6, 7)
+        ]
+    for name in ("singles", "unwritten", "demand"):
+        here, there = (getattr(one.queues["default"].line, name) for one in (short, long))
+        assert list(here) == list(there)
+
+
+def _described(group: GroupState) -> dict[str, Any]:
+    """Return all that a state has; of its class, who is in it and with which reasons."""
+    found = {name: getattr(group, name) for name in GroupState.__slots__}
+    if group.peers is not None:
+        found["peers"] = [
+            group.peers.asks,
+            {reasons: list(members) for reasons, members in group.peers.by_reasons.items()},
+        ]
+    return found

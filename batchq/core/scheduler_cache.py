@@ -166,6 +166,8 @@ class PluginRegistry:
 
 #: For how many pairs of namespace and queue the scopes of groups are cached.
 _MOST_SCOPES = 10_000
+#: How many specs of one namespace and queue are compared with that of each group at a start.
+_MOST_MODELS = 32
 
 
 class SchedulerCache:
@@ -308,22 +310,28 @@ class SchedulerCache:
         self.node_cache.follow(snapshot, session.now_ms, session.settings)
         session.adopt(self)
         entered: list[GroupState] = []
-        #: For each spec (by `id`) and namespace, the first group in a class.
-        models: dict[tuple[int, str], GroupState] = {}
+        #: By namespace and queue, the first group of each class, for as many specs.
+        models: dict[tuple[str, str], list[GroupState]] = {}
         for record in snapshot.groups:
             meta = record.metadata
             if meta.uid in self.groups:
                 # Two records claim the same uid; the first by name counts.
                 continue
-            model = models.get((id(record.spec), meta.namespace))
+            known = models.setdefault((meta.namespace, record.spec.queue), [])
+            model = next((one for one in known if one.record.spec is record.spec), None)
             if model is not None and self._take_in_beside(model, session, inadmissible, record):
                 continue
             state = self._build(session, meta.uid, record, None)
             self._place(session, inadmissible, state)
             if not state.record_only:
                 entered.append(state)
-            elif state.peers is not None and not state.given_shape.has_choice:
-                models[id(record.spec), meta.namespace] = state
+            elif (
+                state.peers is not None
+                and model is None
+                and not state.given_shape.has_choice
+                and len(known) < _MOST_MODELS
+            ):
+                known.append(state)
         self.node_cache.count(entered)
         # Parked groups without a record are gone.
         for uid in [uid for uid in inadmissible.parked if uid not in self.groups]:

@@ -26,7 +26,7 @@ class Backoff:
     ) -> None:
         self._first_ms = first_ms
         self._longest_ms = longest_ms
-        self._chance = chance or random.Random()
+        self._chance = chance
         self._failures = 0
 
     def next_ms(self) -> int:
@@ -34,6 +34,9 @@ class Backoff:
         # 2**20 steps exceed any bound; the exponent itself must not grow without end.
         step = min(self._longest_ms, self._first_ms << min(self._failures, 20))
         self._failures += 1
+        if self._chance is None:
+            # Most never wait, and a new one takes 2,500 bytes of the system's randomness.
+            self._chance = random.Random()
         return self._chance.randint(step // 2, step)
 
     def reset(self) -> None:

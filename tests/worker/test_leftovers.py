@@ -86,14 +86,14 @@ def test_kernel_threads_bear_no_mark_and_have_not_vanished(tmp_path: Path) -> No
 def test_a_process_that_ends_while_it_is_read_has_vanished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = processes._read
+    read = processes.read_kernel_file
 
     def ending(path: str) -> bytes:
         if path.endswith("/environ"):
             raise ProcessLookupError
         return read(path)
 
-    monkeypatch.setattr(processes, "_read", ending)
+    monkeypatch.setattr(processes, "read_kernel_file", ending)
     with subprocess.Popen(["sleep", "600"]) as child:
         # It may have forked another one, so the search has to go on.
         assert has_mark(child.pid, mark_of(tmp_path), tmp_path) is None
@@ -104,7 +104,7 @@ def test_a_process_that_ends_while_it_is_read_has_vanished(
 def test_a_marked_process_that_ends_while_it_is_read_has_vanished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    read, mark = processes._read, mark_of(tmp_path)
+    read, mark = processes.read_kernel_file, mark_of(tmp_path)
 
     def ending(path: str) -> bytes:
         if path.endswith(f"/{moment}"):
@@ -114,7 +114,7 @@ def test_a_marked_process_that_ends_while_it_is_read_has_vanished(
 
     with subprocess.Popen(["sleep", "600"], preexec_fn=lambda: set_mark(mark)) as child:
         assert has_mark(child.pid, mark, tmp_path) is True
-        monkeypatch.setattr(processes, "_read", ending)
+        monkeypatch.setattr(processes, "read_kernel_file", ending)
         assert has_mark(child.pid, mark, tmp_path) is None
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from batchq.worker.host.processes import read_kernel_file
+
 
 def output_of(script: str) -> str:
     """Return the output of a separate process, which adopts orphans and has no other children."""
@@ -140,3 +142,19 @@ def test_collecting_a_child_that_a_debugger_holds_ends_in_time() -> None:
     if said.startswith("0"):
         pytest.skip("this machine lets no process trace another one of its user")
     assert said == "1 9 9\nNone\n0\n"
+
+
+def test_a_kernel_file_that_the_kernel_gives_in_parts_is_read_whole() -> None:
+    environment = {"FIRST": "1", "LONG": "x" * 50_000, "LAST": "2"}
+    script = "import sys; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        # Its environment is there once it runs, which is later than the return of Popen.
+        assert process.stdout is not None
+        process.stdout.readline()
+        shown = read_kernel_file(f"/proc/{process.pid}/environ")
+    assert shown.split(b"\0") == [b"FIRST=1", b"LONG=" + b"x" * 50_000, b"LAST=2", b""]

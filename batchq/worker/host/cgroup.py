@@ -26,7 +26,7 @@ from time import monotonic
 
 from msgspec import Struct
 
-from batchq.worker.host.processes import await_death
+from batchq.worker.host.processes import await_death, read_kernel_file
 
 MOUNT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
@@ -75,8 +75,8 @@ class PodCgroup(Struct, frozen=True):
 
     def has_run_out_of_memory(self) -> bool:
         """Return whether the kernel killed a process in it for exceeding the limit."""
-        with suppress(OSError, ValueError):
-            for line in (self.path / "memory.events").read_text().splitlines():
+        with suppress(ValueError):
+            for line in _read(self.path / "memory.events").splitlines():
                 name, _, count = line.partition(" ")
                 if name == "oom_kill":
                     return int(count) > 0
@@ -299,8 +299,7 @@ def _pids(folder: Path) -> list[int]:
 def _read(path: Path | str) -> str:
     """Return the content without its end of line; empty if it cannot be read."""
     try:
-        with open(path) as file:  # noqa: PTH123 - runs for each pod, and pathlib is slower
-            return file.read().strip()
+        return os.fsdecode(read_kernel_file(path)).strip()
     except OSError:
         return ""
 

@@ -211,10 +211,10 @@ class PidNamespace:
     def _inside(self) -> list[int]:
         """Return the children of the first process; orphans of others become its children later."""
         try:
-            text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+            listed = processes.read_kernel_file(f"/proc/{self.pid}/task/{self.pid}/children")
         except OSError:
             return [self.pid]
-        return [int(pid) for pid in text.split()] or [self.pid]
+        return [int(pid) for pid in listed.split()] or [self.pid]
 
     def _receive(self) -> tuple[_Reply, int | None]:
         """Return a reply and the pidfd that came with it. Raise OSError if none comes."""
@@ -262,11 +262,10 @@ def pid_of_pidfd(pidfd: int) -> int:
     Raise ProcessLookupError if the process has been collected.
     """
     try:
-        with open(f"/proc/self/fdinfo/{pidfd}") as file:  # noqa: PTH123 - pathlib is slower
-            shown = file.read()
+        shown = processes.read_kernel_file(f"/proc/self/fdinfo/{pidfd}")
     finally:
         os.close(pidfd)
-    pid = next(int(line[4:]) for line in shown.splitlines() if line.startswith("Pid:"))
+    pid = next(int(line[4:]) for line in shown.splitlines() if line.startswith(b"Pid:"))
     if pid <= 0:
         raise ProcessLookupError(errno.ESRCH, "it has ended")
     return pid

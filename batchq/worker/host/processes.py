@@ -34,6 +34,7 @@ from batchq.worker.host.privileges import Capability, raised
 #: How long a round waits for killed processes to end.
 _ROUND_S = 0.1
 _COLLECTED_WITHIN_S, _LOOK_AGAIN_MS = 1.0, 2
+_PART_BYTES = 1 << 14
 _TRACER = re.compile(rb"^TracerPid:\s+(\d+)$", re.MULTILINE)
 #: The default limit of the number of processes on Linux.
 _MAX_ANCESTORS = 1 << 15
@@ -103,7 +104,7 @@ def _children() -> list[int]:
 
 def _listed_children(pid: int) -> list[int]:
     try:
-        return [int(one) for one in _read(f"/proc/{pid}/task/{pid}/children").split()]
+        return [int(one) for one in read_kernel_file(f"/proc/{pid}/task/{pid}/children").split()]
     except OSError:
         pass
     # The process is gone, or the kernel lacks CONFIG_PROC_CHILDREN.
@@ -113,12 +114,20 @@ def _listed_children(pid: int) -> list[int]:
         return []
 
 
-def _read(path: str) -> bytes:
-    """Read a kernel file. This runs for each pod and in each round, so it does without pathlib."""
+def read_kernel_file(path: str | Path) -> bytes:
+    """Return what a kernel file holds. Raise OSError.
+
+    This runs for each pod and in each round. `open` would ask for the file's kind, size and
+    position, too.
+    """
     parts = []
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib is slower
-        while part := file.read(1 << 16):
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # The kernel may give a part only, however much is asked for; nothing is the end.
+        while part := os.read(descriptor, _PART_BYTES):
             parts.append(part)
+    finally:
+        os.close(descriptor)
     return b"".join(parts)
 
 
@@ -200,7 +209,7 @@ def tracers_of(pid: int) -> list[int]:
     found = set()
     for thread in threads:
         with suppress(OSError):
-            shown = _TRACER.search(_read(f"/proc/{pid}/task/{thread}/status"))
+            shown = _TRACER.search(read_kernel_file(f"/proc/{pid}/task/{thread}/status"))
             found.add(int(shown[1]) if shown else 0)
     return sorted(found - {0})
 
@@ -210,7 +219,7 @@ def lineage(pid: int) -> list[int]:
     line = [pid]
     while len(line) <= _MAX_ANCESTORS:
         try:
-            stat = _read(f"/proc/{line[-1]}/stat")
+            stat = read_kernel_file(f"/proc/{line[-1]}/stat")
         except OSError:
             return []
         # The process name before it is in brackets, and may contain brackets.
@@ -271,7 +280,7 @@ def has_mark(pid: int, mark: int, run_dir: Path) -> bool | None:
     None if the process no longer exists, or has ended. Such a process may have forked another one.
     """
     try:
-        shown = _LOCK_LIMIT.search(_read(f"/proc/{pid}/limits"))
+        shown = _LOCK_LIMIT.search(read_kernel_file(f"/proc/{pid}/limits"))
         if not (shown and int(shown[1]) == mark) and not _has_stop_file(pid, run_dir):
             return False
         return True if _runs(pid) else None
@@ -283,7 +292,7 @@ def has_mark(pid: int, mark: int, run_dir: Path) -> bool | None:
 
 def _runs(pid: int) -> bool:
     """Return whether a thread of a process runs; the first one may end before the others."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
+    fields = read_kernel_file(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
     return fields[0].decode() not in _ENDED or int(fields[17]) > 1
 
 
@@ -294,7 +303,7 @@ def _has_stop_file(pid: int, run_dir: Path) -> bool:
     """
     try:
         with raised(Capability.DAC_READ_SEARCH):
-            environment = _read(f"/proc/{pid}/environ")
+            environment = read_kernel_file(f"/proc/{pid}/environ")
     except PermissionError:
         return False
     except ProcessLookupError:
@@ -312,7 +321,7 @@ def _has_stop_file(pid: int, run_dir: Path) -> bool:
 
 
 def _is_kernel_thread(pid: int) -> bool:
-    flags = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[6]
+    flags = read_kernel_file(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[6]
     return bool(int(flags) & _PF_KTHREAD)
 
 

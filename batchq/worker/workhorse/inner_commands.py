@@ -36,8 +36,6 @@ log = structlog.get_logger(__name__)
 #: How long a command that was hung up may go on.
 _GRACE_MS = 2_000
 _MAX_SIGNAL_BYTES = 16
-#: The limit of a message between agent and work-horse.
-_MAX_ORDER_BYTES = 1 << 20
 #: stdin, stdout, stderr, and the socket to the relay.
 DESCRIPTORS = 4
 _POD_HAS_ENDED = "the pod has ended"
@@ -293,7 +291,9 @@ def receive_order(control: socket.socket) -> tuple[RunOrder | InnerOrder | None,
     """Return the next order of the agent, and the descriptors that came with it; None if the agent
     is gone.
     """
-    message, descriptors, _, _ = socket.recv_fds(control, _MAX_ORDER_BYTES, DESCRIPTORS)
+    # A buffer for the longest order would be mapped and unmapped for each.
+    size = control.recv_into(bytearray(1), flags=socket.MSG_PEEK | socket.MSG_TRUNC)
+    message, descriptors, _, _ = socket.recv_fds(control, max(1, size), DESCRIPTORS)
     if not message:
         return None, descriptors
     return msgspec.json.decode(message, type=RunOrder | InnerOrder), descriptors

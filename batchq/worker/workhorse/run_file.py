@@ -17,7 +17,7 @@ from batchq.api.exec_session import remote_shell
 from batchq.api.node_report import NO_CONTAINER, PodOutcome
 from batchq.errors import Conflict, InvalidInput
 from batchq.system import structlog
-from batchq.worker.host import privileges
+from batchq.worker.host import privileges, processes
 from batchq.worker.host.privileges import Account
 from batchq.worker.rendezvous import (
     Peer,
@@ -325,8 +325,7 @@ def started_ms(pid: int) -> int | None:
 def state_and_start(pid: int) -> tuple[str, int | None]:
     """Return the letter of the process's state (`man proc_pid_stat`), and `started_ms`."""
     try:
-        with open(f"/proc/{pid}/stat", errors="replace") as file:  # noqa: PTH123 - pathlib is slower
-            stat = file.read()
+        stat = processes.read_kernel_file(f"/proc/{pid}/stat").decode(errors="replace")
     except OSError:
         return "X", None
     # The process name before them is in brackets, and may contain brackets.

@@ -31,17 +31,17 @@ from batchq.daemon import ThreadService
 from batchq.errors import StoreUnavailable
 from batchq.ports import IdSource
 from batchq.store import keys
-from batchq.store.books import BooksAudit, Recounted, mend_heads, recount
+from batchq.store.books import BooksAudit, Recounted, mend_heads, mend_outbox, recount
 from batchq.store.inspection import (
-    KEY,
+    MOST_TOLD,
     BookPages,
     ChannelsCheck,
-    damaged_deliveries,
+    damaged_key,
     damaged_keys,
     damaged_keys_of_nodes,
+    event_of_repair,
     mend,
     repaired_by_writes,
-    take_out_deliveries,
 )
 from batchq.store.outage import Backoff, Outage
 from batchq.store.redis import RedisStore
@@ -207,9 +207,6 @@ def _epoch_fields(epoch: int) -> dict[str, int]:
 _LOOK_EVERY_S = 1.0
 #: Decisions pause during a recount, so recounts take at most a tenth of the time.
 _RECOUNT_APART = 10
-#: The most repairs of one kind that are logged and become events at once: more than there are keys
-#: that all share.
-_MOST_REPORTED = 50
 #: If a page has this many wrong heads, the next page is checked in the same look. Sessions wait
 #: meanwhile, so there is a limit.
 _MANY_HEADS, _HEADS_WITHIN_S = 50, 0.3
@@ -231,6 +228,8 @@ class Mender:
         self._is_suspect = False
         #: Kinds that may lack some or all of their heads.
         self._headless: set[str] = set()
+        #: The events of repairs that others have made, until they are written.
+        self._untold: dict[Unreadable, Event] = {}
         #: Keys and fields repaired since the process started.
         self.mended = 0
 
@@ -245,7 +244,7 @@ class Mender:
     def has_mended(self, key: str, why: str, epoch: int) -> None:
         """Log a key that the caller has repaired, and add the event."""
         _log.error("key.mended", key=key, why=why)
-        self._record_events([(KEY, key, "Mended", f"it {why}; it was repaired")], epoch)
+        self._tell([damaged_key(key, f"it {why}")], epoch)
 
     def look(self, epoch: int) -> bool:
         """Look for damage, as the leader of `epoch`, at most once a second, and repair it.
@@ -275,70 +274,68 @@ class Mender:
         mirror = self._store.mirror
         highest = mirror.highest
         of_all = damaged_keys(self._store.link, highest)
+        if of_all:
+            # The content of these keys is lost: rebuild books and lists from the objects. Noted
+            # before the repair, whose answer may be lost.
+            self._is_suspect = True
+            there = {one.key for one in of_all}
+            self._headless |= {
+                kind
+                for kind in KINDS
+                if not there.isdisjoint((keys.heads(kind), keys.objects(kind)))
+            }
+            self._store.forget()
         damaged = [*of_all, *damaged_keys_of_nodes(self._store.link)]
+        repaired: list[Unreadable] = []
         if damaged:
             now_ms = self._store.now_ms()
-            mend(self._store.link, damaged, epoch=epoch, now_ms=now_ms, highest=highest)
-        noted = repaired_by_writes(mirror.repairs())
-        damaged += [one for one in noted if one not in damaged]
-        for one in damaged:
+            repaired = mend(self._store.link, damaged, epoch=epoch, now_ms=now_ms, highest=highest)
+            self.mended += len(repaired)
+            for one in repaired:
+                _log.error("key.mended", key=one.key, why=one.why)
+        # Whoever renews the lease repairs the epoch.
+        others = [one for one in of_all if one.key == keys.EPOCH]
+        others += repaired_by_writes(mirror.repairs())
+        others = [one for one in others if one not in repaired and one not in self._untold]
+        for one in others:
             _log.error("key.mended", key=one.key, why=one.why)
-        self._record_events(
-            [(one.kind, one.key, "Mended", f"{one.why}; it was repaired") for one in damaged], epoch
-        )
-        if not of_all:
-            return
-        # The content of these keys is lost: rebuild books and lists from the objects.
-        self._is_suspect = True
-        there = {one.key for one in damaged}
-        self._headless |= {
-            kind for kind in KINDS if not there.isdisjoint((keys.heads(kind), keys.objects(kind)))
-        }
-        self._store.forget()
+        self._tell(others, epoch)
 
     def _mend_heads(self, epoch: int) -> None:
         mended: list[Recounted] = []
         give_up_at = time.monotonic() + _HEADS_WITHIN_S
         is_likely_more = True
         while is_likely_more:
-            found = mend_heads(self._store, epoch, self._store.suspect_heads())
+            most = max(0, MOST_TOLD - len(mended))
+            found = mend_heads(self._store, epoch, self._store.suspect_heads(), most_told=most)
             mended += found
+            self.mended += len(found)
             is_likely_more = len(found) >= _MANY_HEADS and time.monotonic() < give_up_at
-        self.mended += len(mended[_MOST_REPORTED:])
-        repairs = []
-        for one in mended[:_MOST_REPORTED]:
+        for one in mended[:MOST_TOLD]:
             _log.error("head.mended", kind=one.kind, key=one.key, was=one.was, now=one.now)
-            held = f"its head in {keys.heads(one.kind)} held {one.was or 'nothing'!r}"
-            repairs.append(
-                (one.kind, one.key, "Recounted", f"{held}; rebuilt as {one.now or 'nothing'}")
-            )
-        self._record_events(repairs, epoch)
 
     def _end_lone_pods(self, epoch: int) -> None:
         """Ask pods to stop whose group was deleted past batchq, and delete those that have ended:
         sessions ignore pods without a group.
         """
-        pods = [pod for pod in self._audit.lone_pods() if not _is_stopping(pod)][:_MOST_REPORTED]
+        pods = [pod for pod in self._audit.lone_pods() if not _is_stopping(pod)][:MOST_TOLD]
         if not pods:
             return
         now_ms = self._store.now_ms()
-        self._store.commit(
+        done = self._store.commit(
             [_end_of(pod, now_ms) for pod in pods], request_id=self._ids.new_uid(), epoch=epoch
         )
-        self.mended += len(pods)
+        self.mended += len(done.applied)
+        ended = {one.subject for one in done.applied}
         for pod in pods:
-            _log.error("pod.without_group", pod=pod.metadata.uid, phase=str(pod.status.phase))
+            if pod.metadata.uid in ended:
+                _log.error("pod.without_group", pod=pod.metadata.uid, phase=str(pod.status.phase))
 
     def _mend_outbox(self, epoch: int) -> None:
-        damaged = damaged_deliveries(self._store.link)
-        if damaged:
-            take_out_deliveries(self._store.link, damaged)
-            repairs = [
-                (one.kind, one.key, "Mended", f"{one.why}; it was removed") for one in damaged
-            ]
-            for one in damaged[:_MOST_REPORTED]:
-                _log.error("delivery.taken_out", key=one.key, why=one.why)
-            self._record_events(repairs, epoch)
+        removed = mend_outbox(self._store, epoch)
+        self.mended += len(removed)
+        for one in removed[:MOST_TOLD]:
+            _log.error("delivery.taken_out", key=one.key, why=one.how)
 
     def _recount(self, epoch: int) -> None:
         fields = recount(self._store, epoch, self._headless)
@@ -346,33 +343,27 @@ class Mender:
             return
         self._is_suspect, self._headless = False, set()
         self._audit.recounted(is_changed=bool(fields))
-        for one in fields[:_MOST_REPORTED]:
+        self.mended += len(fields)
+        for one in fields[:MOST_TOLD]:
             _log.error("books.recounted", kind=one.kind, key=one.key, was=one.was, now=one.now)
-        repairs = [
-            (
-                one.kind,
-                one.key,
-                "Recounted",
-                f"held {one.was or 'nothing'!r}; recounted from the objects: {one.now or 0}",
-            )
-            for one in fields
-        ]
-        self._record_events(repairs, epoch)
 
-    def _record_events(self, repairs: Sequence[tuple[str, str, str, str]], epoch: int) -> None:
-        self.mended += len(repairs)
-        if not repairs:
+    def _tell(self, repaired: Sequence[Unreadable], epoch: int) -> None:
+        """Write the events of these repairs, and of earlier ones that could not be written. The
+        repairs that this class makes itself carry their events.
+        """
+        if repaired:
+            now_ms = self._store.now_ms()
+            self._untold |= {one: event_of_repair(one, now_ms) for one in repaired[:MOST_TOLD]}
+        if not self._untold:
             return
-        now_ms = self._store.now_ms()
-        events = tuple(
-            Event(kind=kind, key=key[:128], reason=reason, message=message, at=now_ms)
-            for kind, key, reason, message in repairs[:_MOST_REPORTED]
-        )
-        self._store.commit(
-            [Transaction(subject="mender", events=events)],
+        done = self._store.commit(
+            [Transaction(subject="mender", events=(*self._untold.values(),)[:MOST_TOLD])],
             request_id=self._ids.new_uid(),
             epoch=epoch,
         )
+        if done.applied:
+            self.mended += len(self._untold)
+            self._untold = {}
 
 
 #: The reason for stopping a pod without a group.
@@ -433,7 +424,7 @@ class Quarantine:
         """
         there = set(self._known)
         self._reported &= there
-        new = [one for one in self._known if one not in self._reported][:_MOST_REPORTED]
+        new = [one for one in self._known if one not in self._reported][:MOST_TOLD]
         if not new:
             return
         now_ms = self._store.now_ms()
@@ -445,7 +436,7 @@ class Quarantine:
         )
         for one in new:
             _log.error("record.unreadable", kind=one.kind, key=one.key[:_LONGEST_KEY], why=one.why)
-        self._reported.update(new if len(there) <= len(self._reported) + _MOST_REPORTED else there)
+        self._reported.update(new if len(there) <= len(self._reported) + MOST_TOLD else there)
 
 
 def event_of(one: Unreadable, now_ms: int) -> Event:

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL
 from batchq.api.objects import (
@@ -37,6 +37,7 @@ from batchq.api.transaction import (
     EVERY_NAMESPACE,
     ONE_GROUP,
     POD_GROUPS,
+    Event,
     Ledger,
     capacity_of,
     hard_limit,
@@ -50,17 +51,21 @@ from batchq.api.transaction import (
 from batchq.core.quota.ledger import holders_in_store
 from batchq.core.session.snapshot import Snapshot
 from batchq.store import keys, records, scripts
-from batchq.store.inspection import Books, read_books
+from batchq.store.creation import EVENTS_KEPT
+from batchq.store.inspection import MOST_TOLD, Books, read_books
 from batchq.store.link import Link, count_of_writes
 from batchq.store.mirror import HEADS_A_PAGE, head_differs
 from batchq.store.records import (
     DAMAGE,
+    field_named,
     field_of_key,
     head_of_object,
     key_of_field,
     read_ledger,
     read_limits,
+    read_outbox,
     read_record,
+    text_of,
 )
 from batchq.store.redis import RedisStore
 from batchq.store.rules import MOST, Held
@@ -146,12 +151,15 @@ MOST_FALSE_HEADS = 1_000
 
 
 class Recounted(Struct, frozen=True, kw_only=True):
-    """A repaired field of the books: its former and its new value, "" for none."""
+    """A repaired field of the books or of the outbox: its former and its new value, "" for none."""
 
     kind: str
     key: str
     was: str
     now: str
+    #: What the event of the repair says.
+    reason: str
+    how: str
 
 
 class _Field(Struct, frozen=True):
@@ -164,7 +172,9 @@ class _Field(Struct, frozen=True):
 #: The place of each hash in the script's KEYS; a kind stands for its heads.
 _PLACES = {
     place: number
-    for number, place in enumerate((records.LEDGER, records.CHARGES, records.LIMITS, *KINDS), 2)
+    for number, place in enumerate(
+        (records.LEDGER, records.CHARGES, records.LIMITS, records.DELIVERY, *KINDS), 3
+    )
 }
 
 
@@ -176,8 +186,9 @@ def recount(
     For the kinds in `headless`, also repair missing, malformed and orphaned heads.
 
     Returns the repairs; None if the server is written faster than it is read, or another leads.
-    From `snapshot`'s thread only. Raises StoreUnavailable.
+    The first of them become events. From `snapshot`'s thread only. Raises StoreUnavailable.
     """
+    done: list[Recounted] = []
     for _ in range(TRIES):
         # Read first: an object with a malformed head cannot change, so it stays as it is read
         # later.
@@ -188,20 +199,30 @@ def recount(
         fields = list(_differences(books))
         for kind, stored in stored_heads.items():
             fields += _damaged_heads(kind, stored, books)
-        if all(_set(store, epoch, some) for some in _calls(fields)):
-            return [_recounted(one) for one in fields]
+        for some in _calls(fields):
+            repaired = [_recounted(one) for one in some]
+            if not _set(store, epoch, some, repaired[: max(0, MOST_TOLD - len(done))]):
+                break
+            done += repaired
+        else:
+            return done
     return None
 
 
 def mend_heads(
-    store: RedisStore, epoch: int, suspects: Mapping[str, Sequence[str]]
+    store: RedisStore,
+    epoch: int,
+    suspects: Mapping[str, Sequence[str]],
+    *,
+    most_told: int = MOST_TOLD,
 ) -> list[Recounted]:
     """Rewrite heads that do not match their objects, as the leader of `epoch`. Objects that change
     meanwhile are left to the next look.
 
-    `suspects`: keys by kind whose heads are compared. Returns the repairs. Raises StoreUnavailable.
+    `suspects`: keys by kind whose heads are compared. Returns the repairs, of which the first
+    `most_told` become events. Raises StoreUnavailable.
     """
-    repaired = []
+    repaired: list[Recounted] = []
     for kind, some in suspects.items():
         for start in range(0, len(some), HEADS_A_PAGE):
             # A change of the object changes its head, too, which the script compares before setting
@@ -211,9 +232,30 @@ def mend_heads(
                 _Field(kind, records.field_of_key(key), was, now)
                 for key, (was, now) in differing.items()
             ]
-            if fields and _set(store, epoch, fields):
-                repaired += [_recounted(one) for one in fields]
+            some_repaired = [_recounted(one, is_head=True) for one in fields]
+            told = some_repaired[: max(0, most_told - len(repaired))]
+            if fields and _set(store, epoch, fields, told):
+                repaired += some_repaired
     return repaired
+
+
+def mend_outbox(store: RedisStore, epoch: int) -> list[Recounted]:
+    """Remove malformed entries from the outbox, as the leader of `epoch`, unless they change
+    meanwhile. Returns those that were removed. Raises StoreUnavailable.
+    """
+    stored = store.link.ask(lambda client: cast("dict[bytes, bytes]", client.hgetall(keys.OUTBOX)))
+    removed: list[Recounted] = []
+    damaged = iter(read_outbox(stored)[1])
+    while some := list(islice(damaged, FIELDS_A_CALL)):
+        names = [field_named(one.key) for one in some]
+        fields = [_Field(records.DELIVERY, name, stored[name], b"") for name in names]
+        repaired = [
+            structs.replace(_recounted(field), reason="Mended", how=f"{one.why}; it was removed")
+            for field, one in zip(fields, some, strict=True)
+        ]
+        if _set(store, epoch, fields, repaired[: max(0, MOST_TOLD - len(removed))]):
+            removed += repaired
+    return removed
 
 
 def compared_heads(link: Link, kind: str, some: Sequence[str]) -> dict[str, tuple[bytes, bytes]]:
@@ -304,12 +346,19 @@ def false_heads(
     return found
 
 
-def _recounted(one: _Field) -> Recounted:
+def _recounted(one: _Field, *, is_head: bool = False) -> Recounted:
+    was, now = (value.decode(errors="replace")[:80] for value in (one.was, one.now))
+    how = f"held {was or 'nothing'!r}; recounted from the objects: {now or 0}"
+    if is_head:
+        held = f"its head in {keys.heads(one.kind)} held {was or 'nothing'!r}"
+        how = f"{held}; rebuilt as {now or 'nothing'}"
     return Recounted(
         kind=one.kind,
         key=records.name_of(one.field),
-        was=one.was.decode(errors="replace")[:80],
-        now=one.now.decode(errors="replace")[:80],
+        was=was,
+        now=now,
+        reason="Recounted",
+        how=how,
     )
 
 
@@ -318,9 +367,19 @@ def _calls(fields: list[_Field]) -> Iterator[list[_Field]]:
         yield fields[start : start + FIELDS_A_CALL]
 
 
-def _set(store: RedisStore, epoch: int, fields: list[_Field]) -> bool:
-    names = (keys.EPOCH, keys.LEDGER, keys.CHARGES, keys.LIMITS, *map(keys.heads, KINDS))
-    arguments: list[str | bytes | int] = [epoch]
+def _set(
+    store: RedisStore, epoch: int, fields: Sequence[_Field], told: Sequence[Recounted]
+) -> bool:
+    names = (
+        *(keys.EPOCH, keys.EVENTS, keys.LEDGER, keys.CHARGES, keys.LIMITS, keys.OUTBOX),
+        *map(keys.heads, KINDS),
+    )
+    now_ms = store.now_ms()
+    events = [
+        Event(kind=one.kind, key=one.key[:128], reason=one.reason, message=one.how, at=now_ms)
+        for one in told
+    ]
+    arguments: list[str | bytes | int] = [epoch, EVENTS_KEPT, len(events), *map(text_of, events)]
     for one in fields:
         arguments += [_PLACES[one.kind], one.field, one.was, one.now]
     return int(store.link.run(scripts.RECOUNT, names, arguments)) >= 0

@@ -20,11 +20,12 @@ from msgspec import Struct
 from batchq.api.node_report import NodeReport, decode
 from batchq.api.notation import subdomain_problem
 from batchq.api.objects import KINDS, Object, Unreadable, key_of, kind_of
-from batchq.api.transaction import Ledger
+from batchq.api.transaction import Event, Ledger
 from batchq.api.views import Change
 from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.errors import StoreUnavailable
 from batchq.store import keys, scripts
+from batchq.store.creation import EVENTS_KEPT
 from batchq.store.keys import Key
 from batchq.store.link import (
     OTHER_TYPE,
@@ -36,12 +37,11 @@ from batchq.store.link import (
     is_forbidden,
     is_wrong_type,
 )
-from batchq.store.liveness import damaged_in
+from batchq.store.liveness import MOST_FIELDS, damaged_in
 from batchq.store.mirror import Trimmed, after_change, read_changes
 from batchq.store.node_channels import EVERYTHING
 from batchq.store.records import (
     DAMAGE,
-    field_named,
     field_of_key,
     name_of,
     name_of_record,
@@ -50,6 +50,7 @@ from batchq.store.records import (
     read_ledger,
     read_limits,
     read_outbox,
+    text_of,
     whole,
 )
 from batchq.store.redis import RedisStore
@@ -417,11 +418,13 @@ SHARED: tuple[Key, ...] = tuple(
 KEY, ENTRY = "Key", "Entry"
 #: The reasons of events that report a leader's repairs.
 MENDED = ("Mended", "Recounted")
+#: The most repairs of one kind that are logged and become events at once: more than there are keys
+#: that all share.
+MOST_TOLD = 50
 #: Fields of each hash checked in one step.
 _PAGE = 1_000
 
 _NO_COUNT = "it is not a count of writes"
-_NO_STRING = "it is not a string"
 _BEHIND = "behind an earlier write"
 _NO_IDS_LEFT = "its last id is beyond any clock, so no entry can follow it"
 _GOES = "none: it is ignored, and trimmed when enough newer ones have followed"
@@ -601,12 +604,6 @@ def damaged_deliveries(link: Link) -> list[Unreadable]:
     return read_outbox(stored)[1]
 
 
-def take_out_deliveries(link: Link, damaged: Sequence[Unreadable]) -> None:
-    """Remove these entries from the outbox. Raises StoreUnavailable."""
-    fields = [field_named(one.key) for one in damaged]
-    link.ask(lambda client: client.hdel(keys.OUTBOX, *fields))
-
-
 def damaged_in_nodes(store: RedisStore, nodes: Sequence[str]) -> list[Unreadable]:
     """Return malformed fields of the keys that nodes write, and keys of another type.
 
@@ -665,18 +662,38 @@ def _note_bells(link: Link, nodes: Sequence[str]) -> None:
             link.found_damaged[name] = _NO_IDS_LEFT
 
 
+def event_of_repair(one: Unreadable, now_ms: int) -> Event:
+    """Return the event of a repair of this."""
+    message = f"{one.why}; it was repaired"
+    return Event(kind=one.kind, key=one.key[:128], reason="Mended", message=message, at=now_ms)
+
+
 def mend(
     link: Link, damaged: Sequence[Unreadable], *, epoch: int, now_ms: int, highest: int
-) -> None:
-    """Delete the keys of another type, and repair the count of writes, as the leader.
+) -> list[Unreadable]:
+    """Delete the keys of another type, and repair the count of writes, as the leader of `epoch`,
+    each with its event. A key that is in order by now is left alone.
 
-    `highest`: as for `damaged_keys`. Raises StoreUnavailable.
+    `highest`: as for `damaged_keys`. Returns what was repaired. Raises StoreUnavailable.
     """
-    gone = [one.key for one in damaged if one.key != keys.REVISION or one.why == _NO_STRING]
-    if gone:
-        link.ask(lambda client: client.delete(*gone))
-    again = (keys.EPOCH, keys.EPOCH, keys.REVISION, keys.CHANGES)
-    link.run(scripts.MEND, again, (epoch, now_ms, highest))
+    # The event stream first, because it takes the events; the count after the changes.
+    ordered = sorted(damaged, key=lambda one: (one.key == keys.REVISION, one.key != keys.EVENTS))
+    names = (keys.EPOCH, keys.EPOCH, keys.REVISION, keys.CHANGES, keys.EVENTS)
+    arguments: list[str | int] = [epoch, now_ms, highest, EVENTS_KEPT]
+    for number, one in enumerate(ordered):
+        event = text_of(event_of_repair(one, now_ms)) if number < MOST_TOLD else ""
+        arguments += [*_expected(one.key), event]
+    places = link.run(scripts.MEND, (*names, *(one.key for one in ordered)), arguments)
+    return [ordered[place - 1] for place in places]
+
+
+def _expected(name: str) -> tuple[str, str]:
+    """Return the type that a key should have, and the most fields or "", for `mend.lua`."""
+    if name == keys.COUNTS:
+        return "counts", ""
+    declared = keys.declared(name)
+    most = str(MOST_FIELDS) if name.startswith(keys.alive("")) else ""
+    return declared.type if declared is not None else "hash", most
 
 
 #: Nodes whose wake-up channels are checked in one step.

@@ -1,7 +1,8 @@
--- A part of access, commit, discard, lead and mend: keeps the change stream from running ahead of
--- the count of writes, reports keys that batchq has not written, and appends to the audit trail.
--- KEYS: 1 the stand-in for keys that a call does not use, 3 revision, 4 changes, in all but access
---       and lead.
+-- A part of access, commit, discard, lead, mend and recount: keeps the change stream from running
+-- ahead of the count of writes, reports keys that batchq has not written, and appends to the audit
+-- trail.
+-- KEYS: 1 the stand-in for keys that a call does not use, 3 revision, 4 changes, in all but access,
+--       lead and recount.
 -- Answers: nothing of its own.
 
 -- The count of writes stays below this; Lua's numbers skip integers above 2^53.

@@ -1,6 +1,5 @@
--- A part of access, commit, discard, lead, mend and recount: keeps the change stream from running
--- ahead of the count of writes, reports keys that batchq has not written, and appends to the audit
--- trail.
+-- A part of access, commit, discard, lead, mend and recount: keeps the count of writes in step with
+-- the change stream, reports keys that batchq has not written, and appends to streams and the audit.
 -- KEYS: 1 the stand-in for keys that a call does not use, 3 revision, 4 changes, in all but access,
 --       lead and recount.
 -- Answers: nothing of its own.

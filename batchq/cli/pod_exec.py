@@ -643,7 +643,8 @@ def attach(shared: Globals, pod: str, namespace: str, tail: int, no_stdin: bool)
         sentence = f"interrupted; Pod {found.metadata.namespace}/{name} keeps running"
         hint = f"end its group with `batchq cancel {key}`"
         if not no_stdin and _has_open_input(client, found):
-            with shared.connect() as reader:
+            # Output may come before the conversation handles signals itself.
+            with on_interrupt(sentence, hint=hint), shared.connect() as reader:
                 output = PodOutputPrinter(reader, key, pod=name, tail=tail)
                 output.start()
                 with Conversation(has_terminal=False, has_input=True) as conversation:

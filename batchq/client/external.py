@@ -440,6 +440,8 @@ class ClaimableGroups:
         self._watch = Watch(store, ("PodGroup", "PriorityClass"), is_wanted=self._is_wanted)
         self._followed = followed
         self._waiting: dict[str, PodGroup] = {}
+        #: Groups that a change of the batch just read may have made claimable.
+        self._may_wait: set[str] = set()
         self._classes: dict[str, PriorityClass] = {}
 
     def follow(self, wait_s: float) -> dict[str, PodGroup | None]:
@@ -449,6 +451,7 @@ class ClaimableGroups:
         Raises StoreUnavailable.
         """
         changed: dict[str, PodGroup | None] = {}
+        self._may_wait.clear()
         for change in self._watch.poll(round(wait_s * 1000)):
             value = change.value
             if change.kind == "PodGroup":
@@ -468,9 +471,13 @@ class ClaimableGroups:
         """Whether a change may change an answer: most are about other groups."""
         if kind != "PodGroup":
             return kind == "PriorityClass"
-        if not stored or key in self._followed or key in self._waiting:
+        if not stored or key in self._followed or key in self._waiting or key in self._may_wait:
             return True
-        return may_be_claimable(stored)
+        if not may_be_claimable(stored):
+            return False
+        # A later change of the same batch may end that.
+        self._may_wait.add(key)
+        return True
 
     def first(
         self, most: int | None = None, *, queue: str = "", namespace: str = ""

@@ -167,7 +167,7 @@ class PluginRegistry:
 #: For how many pairs of namespace and queue the scopes of groups are cached.
 _MOST_SCOPES = 10_000
 #: How many specs of one namespace and queue are compared with that of each group at a start.
-_MOST_MODELS = 32
+_MOST_MODELS = 16
 
 
 class SchedulerCache:

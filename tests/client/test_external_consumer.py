@@ -285,3 +285,31 @@ def test_a_claimable_group_is_never_passed_over_at_a_glance(
 def test_a_malformed_group_is_left_to_the_reader() -> None:
     assert may_be_claimable(b'{"spec":{"controller":5}}')
     assert may_be_claimable(b"not JSON")
+
+
+def test_groups_that_another_has_claimed_between_two_looks_are_not_tried(
+    stage: Stage, server: Server, consumer: Consumer
+) -> None:
+    with Client(server.url) as client:
+        other = client.external.consumer(holder="other")
+        other.stopping()
+        consumer.stopping()
+        submit(stage, *(f"old{number}" for number in range(5)))
+        assert len(other.claim()) == 5
+        submit(stage, "new")
+        assert names(consumer.claim(most=5)) == ["new"]
+
+
+def test_groups_that_ended_between_two_looks_cost_later_looks_nothing(
+    stage: Stage, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(server.url) as mine, Client(server.url) as client:
+        other = client.external.consumer(holder="other")
+        other.stopping()
+        assert mine.external.next(holder="me", timeout_s=0) is None
+        submit(stage, *(f"old{number}" for number in range(30)))
+        other.report([(one, "succeeded") for one in other.claim()])
+        stage.turn()
+        assert mine.external.next(holder="me", timeout_s=0) is None
+        trips = Trips(monkeypatch)
+        assert trips.of(lambda: mine.external.next(holder="me", timeout_s=0)) <= 4

@@ -389,7 +389,7 @@ def test_no_process_of_another_account_outlives_its_pod(
     assert processes_with(str(tool)) == []
 
 
-@pytest.mark.parametrize("containment", sample(["pid-namespace", "subreaper"], 1))
+@pytest.mark.parametrize("containment", sample(["subreaper", "pid-namespace"], 1))
 def test_pods_of_other_accounts_end_with_a_killed_agent(
     site: Site, client: Client, containment: str
 ) -> None:
@@ -596,7 +596,7 @@ def test_unsigned_groups_run_as_an_account_that_the_operator_names(
     assert site.output(client, "forged") == BOB
 
 
-@pytest.mark.parametrize("containment", sample(["pid-namespace", "subreaper"], 1))
+@pytest.mark.parametrize("containment", sample(["subreaper", "pid-namespace"], 1))
 def test_a_command_in_a_pod_has_the_rights_of_its_owner_and_comes_through_the_api(
     site: Site, client: Client, containment: str
 ) -> None:

@@ -281,7 +281,7 @@ def test_no_process_of_a_cancelled_pull_lives_on(stage: Stage, podman: FakePodma
 
 
 @pytest.mark.parametrize(
-    ("sent", "containment"), grid([signal.SIGTERM, signal.SIGKILL], ["cgroup", "subreaper"])
+    ("sent", "containment"), grid([signal.SIGKILL, signal.SIGTERM], ["subreaper", "cgroup"])
 )
 def test_no_process_of_a_pull_outlives_its_agent(
     stage: Stage, podman: FakePodman, containment: str, sent: signal.Signals

@@ -67,7 +67,7 @@ class DirectPipeline(Pipeline):
 
     def execute(self, raise_on_error: bool = True) -> list[Any]:
         """See `redis.Redis`."""
-        if self.watching or self.explicit_transaction:
+        if self.watching or self.explicit_transaction or self.scripts:
             return super().execute(raise_on_error)
         stack = self.command_stack
         if not stack:

@@ -420,3 +420,16 @@ def test_a_client_uses_one_connection_again_and_again(server: Server) -> None:
     direct.forget_idle(client)
     assert {client.client_id()} == names
     close_client(client)
+
+
+@pytest.mark.parametrize("is_transaction", [True, False])
+def test_a_pipeline_loads_a_script_that_the_server_does_not_know(
+    server: Server, raw: redis.Redis, is_transaction: bool
+) -> None:
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=30.0)
+    script = client.register_script("return ARGV[1]")
+    raw.script_flush()
+    with client.pipeline(transaction=is_transaction) as pipeline:
+        script(args=["found"], client=pipeline)
+        assert pipeline.execute() == [b"found"]
+    client.close()

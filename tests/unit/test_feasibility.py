@@ -27,7 +27,7 @@ def test_a_gang_of_several_shapes_that_fits_in_no_order_exceeds_the_capacity() -
     done = decide(a_node(cpu=4), a_node("n2", cpu=4), _gang(3, 3, 2))
     assert done.reasons("g") == ["ExceedsCapacity"]
     assert done.message("g") == (
-        "not even empty nodes take it: 3 pods do not fit together on empty nodes"
+        "not even empty nodes take it: no way was found to place 3 pods together on empty nodes"
     )
 
 

@@ -173,6 +173,9 @@ def _too_many(gang: Gang) -> str:
     pods = sum(count for _, count in gang)
     sharing = gang[0][0].sharing
     limit = f" with at most {counted(sharing.most, 'pod')} each" if sharing and sharing.most else ""
+    if len({shape.shape for shape, _ in gang}) > 1:
+        # Pods of several sizes are tried in a few orders only (`_fit`), so another might do.
+        return f"no way was found to place {pods} pods together on empty nodes{limit}"
     return f"{pods} pods do not fit together on empty nodes{limit}"
 
 

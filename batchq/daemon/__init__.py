@@ -1,4 +1,5 @@
-"""One contract for everything that runs beside the main thread: `start()` and `stop()`.
+"""The scheduler daemon. Here: the contract of everything that runs beside its main thread,
+`start()` and `stop()`.
 
 A service is created idle, started once, and stopped once; further calls of either do nothing.
 `stop` returns when the service has ended, or its patience is over. Any thread may call it, also

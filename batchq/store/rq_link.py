@@ -96,7 +96,7 @@ class _RqPipeline(DirectPipeline):
 
 
 def rq_connection(url: str) -> RqConnection:
-    """Return a connection for RQ alone, which retries: RQ itself would give up and lose a result.
+    """Return a connection for RQ alone, which repeats single commands; a pipeline fails at once.
 
     RQ's repeated commands are harmless: an attempt is claimed only once.
     """

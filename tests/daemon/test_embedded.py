@@ -25,6 +25,7 @@ from batchq.daemon.embedded_server import (
 from batchq.errors import Conflict, InvalidInput, StoreUnavailable
 from batchq.paths import Home, default_url, read_password
 from tests.daemon.waiting import until
+from tests.harness.ports import free_port
 
 
 def kill(home: Home, pid: int) -> None:
@@ -34,13 +35,6 @@ def kill(home: Home, pid: int) -> None:
     assert record.pid == pid
     os.kill(pid, signal.SIGKILL)
     until(lambda: not detached.is_running(record))
-
-
-@pytest.fixture
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def write_program(path: Path, *lines: str) -> str:
@@ -171,8 +165,7 @@ def test_a_lost_record_is_written_again(home: Home) -> None:
 
 
 def test_the_server_listens_on_a_port_where_one_is_asked_for(home: Home) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     assert ensure_server(home, port=port).port == port
     password = read_password(home)
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
@@ -185,13 +178,12 @@ def test_the_server_listens_on_a_port_where_one_is_asked_for(home: Home) -> None
             ]
 
 
-def test_its_password_is_made_once_kept_for_this_user_and_asked_for_ever_after(
-    home: Home, free_port: int
-) -> None:
+def test_its_password_is_made_once_kept_for_this_user_and_asked_for_ever_after(home: Home) -> None:
+    port = free_port()
     ensure_server(home)
     assert not home.password.exists()
     stop_server(home)
-    ensure_server(home, port=free_port)
+    ensure_server(home, port=port)
     password = read_password(home)
     assert len(password) == 64
     assert stat.S_IMODE(home.password.stat().st_mode) == 0o600
@@ -202,21 +194,20 @@ def test_its_password_is_made_once_kept_for_this_user_and_asked_for_ever_after(
     assert ask(home.socket, "PING") == "-NOAUTH Authentication required."
 
 
-def test_a_deleted_password_is_replaced_at_the_next_start_with_a_port(
-    home: Home, free_port: int
-) -> None:
-    ensure_server(home, port=free_port)
+def test_a_deleted_password_is_replaced_at_the_next_start_with_a_port(home: Home) -> None:
+    port = free_port()
+    ensure_server(home, port=port)
     former = read_password(home)
     stop_server(home)
     home.password.unlink()
-    ensure_server(home, port=free_port)
+    ensure_server(home, port=port)
     assert read_password(home) not in ("", former)
     assert ask(home.socket, f"AUTH {former}").startswith("-WRONGPASS")
     assert ask(home.socket, f"AUTH {read_password(home)}") == "+OK"
 
 
-def test_the_password_is_in_no_command_line_and_no_other_file(home: Home, free_port: int) -> None:
-    server = ensure_server(home, port=free_port)
+def test_the_password_is_in_no_command_line_and_no_other_file(home: Home) -> None:
+    server = ensure_server(home, port=free_port())
     password = read_password(home)
     assert password not in " ".join(psutil.Process(server.pid).cmdline())
     files = [path for path in home.root.rglob("*") if path.is_file()]
@@ -224,13 +215,14 @@ def test_the_password_is_in_no_command_line_and_no_other_file(home: Home, free_p
     assert holding == [home.password]
 
 
-def test_a_lost_password_is_named_and_the_server_can_be_stopped(home: Home, free_port: int) -> None:
-    ensure_server(home, port=free_port)
+def test_a_lost_password_is_named_and_the_server_can_be_stopped(home: Home) -> None:
+    port = free_port()
+    ensure_server(home, port=port)
     home.password.unlink()
     with pytest.raises(StoreUnavailable, match=r"asks for a password that is not in .*/password"):
         ensure_server(home)
     assert stop_server(home) is ProcessFate.ENDED
-    assert ensure_server(home, port=free_port).started
+    assert ensure_server(home, port=port).started
 
 
 @pytest.mark.parametrize("text", ["", "two words", "ü", "x\r\n\0"])
@@ -242,10 +234,10 @@ def test_an_invalid_password_file_is_named(home: Home, text: str) -> None:
 
 
 def test_a_port_in_use_is_named(home: Home) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(Conflict, match=f"port {port} of 127.0.0.1 is in use by another"):
-            ensure_server(home, port=port)
+    port = free_port()
+    in_use = f"port {port} of 127.0.0.1 is in use by another"
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(Conflict, match=in_use):
+        ensure_server(home, port=port)
     assert ensure_server(home, port=port).port == port
 
 

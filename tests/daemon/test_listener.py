@@ -21,6 +21,7 @@ from batchq.daemon.metrics_server import (
 from batchq.errors import InvalidInput
 from tests.daemon.scrapes import get
 from tests.daemon.waiting import until
+from tests.harness.ports import free_port
 
 
 @pytest.fixture
@@ -73,10 +74,9 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
 
 
 def test_a_port_in_use_is_refused_in_one_sentence() -> None:
-    with closing(listen(Address("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(InvalidInput) as refused:
-            check_address(str(port))
+    port = free_port()
+    with closing(listen(Address("127.0.0.1", port))), pytest.raises(InvalidInput) as refused:
+        check_address(str(port))
     expected = f"cannot serve metrics on 127.0.0.1:{port}: Address already in use"
     assert refused.value.message == expected
     check_address(str(port))
@@ -143,7 +143,7 @@ def test_a_stop_cuts_off_open_connections() -> None:
 
 
 def test_a_listener_that_never_started_frees_its_port() -> None:
-    listening = listen(Address("127.0.0.1", 0))
-    port = listening.getsockname()[1]
+    port = free_port()
+    listening = listen(Address("127.0.0.1", port))
     Listener(listening, {}).stop()
     check_address(str(port))

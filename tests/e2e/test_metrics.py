@@ -12,6 +12,7 @@ from batchq.daemon import embedded_server as embedded
 from batchq.daemon.metrics_server import Address, listen
 from tests.daemon.scrapes import Scrape, get, scrape
 from tests.e2e.machine import Machine, phase, until
+from tests.harness.ports import free_port
 
 QUEUE = """
 apiVersion: batchq/v1
@@ -152,8 +153,8 @@ def test_a_scheduler_answers_before_it_has_a_server(machine: Machine) -> None:
 def test_up_serves_metrics_too_and_refuses_a_port_in_use_before_it_starts_anything(
     machine: Machine,
 ) -> None:
-    with closing(listen(Address("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
+    with closing(listen(Address("127.0.0.1", port))):
         refused = machine.batchq("up", "--no-api", "--agents", "0", "--metrics", str(port), exits=1)
         sentence = f"error: cannot serve metrics on 127.0.0.1:{port}: Address already in use"
         assert refused.stderr.splitlines()[0] == sentence

@@ -18,15 +18,10 @@ from batchq.client import Client
 from batchq.daemon import detached
 from batchq.paths import default_url, read_password
 from tests.e2e.machine import Machine, group, until
+from tests.harness.ports import free_port
 
 INTRUDER = Path(__file__).with_name("intruder.py")
 OTHER_USER = 65534
-
-
-def free_port() -> int:
-    """Return a free port of 127.0.0.1."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def public_python() -> str:

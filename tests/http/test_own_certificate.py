@@ -34,6 +34,7 @@ from batchq.http.server import digest_of_certificate, own_certificate
 from batchq.paths import Home
 from tests.cli.conftest import Ran, run
 from tests.client.stage import Stage
+from tests.harness.ports import free_port
 from tests.harness.server import Server
 from tests.harness.tls import AUTHORITY, CERTIFICATES
 from tests.http.api_process import ApiProcess, RunningApi
@@ -305,8 +306,7 @@ def test_a_file_without_a_certificate_is_refused_in_a_sentence(tmp_path: Path) -
 def test_the_command_makes_a_certificate_and_logs_its_digest(
     server: Server, stage: Stage, token: str, home: Home
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     words = ("--self-signed", "--listen", f"0.0.0.0:{port}", "--name", "localhost")
     for _ in range(2):
         # The second start has the same certificate.

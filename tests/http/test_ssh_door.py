@@ -6,7 +6,6 @@ import getpass
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import pytest
 from batchq.api_session import ssh_command
 from tests.cli.conftest import run
 from tests.client.stage import Stage
+from tests.harness.ports import free_port
 from tests.http.api_process import RunningApi
 
 #: Runs the command in the PATH of this Python, as sshd would run it in the account's shell.
@@ -153,9 +153,7 @@ def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         words = [keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)]
         subprocess.run(words, check=True)
     shutil.copy(tmp_path / "user.pub", tmp_path / "authorized")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_port()
     (tmp_path / "sshd_config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host\nPidFile none\n"
         f"AuthorizedKeysFile {tmp_path}/authorized\nStrictModes no\nUsePAM no\n"

@@ -14,6 +14,7 @@ from batchq.api.node_report import PodAttempt
 from batchq.store.liveness import own_address
 from batchq.store.redis import RedisStore
 from batchq.worker.host.node_resources import PortPool, PortRange
+from tests.harness.ports import free_ports
 from tests.harness.server import Server
 
 A, B, C = (PodAttempt(uid, 1) for uid in "abc")
@@ -21,18 +22,9 @@ A, B, C = (PodAttempt(uid, 1) for uid in "abc")
 
 @pytest.fixture
 def within() -> PortRange:
-    """A range of four free ports.
-
-    Each worker of a parallel run tries others, as it does not hold them between here and the test.
-    """
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    for first in range(52_000 + 8 * (worker % 100), 60_000, 800):
-        pool = PortPool(PortRange(first, first + 3))
-        is_free = len(pool.take(A, 4)) == 4
-        pool.keep()
-        if is_free:
-            return PortRange(first, first + 3)
-    raise AssertionError("no four free ports beside each other")
+    """A range of four free ports."""
+    first = free_ports(4)
+    return PortRange(first, first + 3)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from batchq.api.objects import (
     Pod,
     PodGroup,
     PodGroupSpec,
+    PodGroupStatus,
     PodTemplate,
     PriorityClass,
     Queue,
@@ -130,11 +131,20 @@ def disorder_of(group: PodGroup) -> str:
     """Return which part of a stored group no scheduler writes or could process; "" if none.
     It is called for every group that is read, so it is cheap.
     """
-    spec, status = group.spec, group.status
+    return disorder_of_status(group.status) or disorder_of_spec(group.spec)
+
+
+def disorder_of_status(status: PodGroupStatus) -> str:
+    """Return what `disorder_of` finds in a group's status."""
     for numbered in (status.spent, status.evictions.recent, status.evictions.longest_pod_runs):
         for number in numbered:
             if not number.isdecimal() or len(number) > _MOST_DIGITS:
                 return f"its status has {shown(number)} in place of a number"
+    return ""
+
+
+def disorder_of_spec(spec: PodGroupSpec) -> str:
+    """Return what `disorder_of` finds in a group's spec."""
     if spec.min_member is not None and spec.min_member < 0:
         return f"its minMember is {spec.min_member}"
     if not spec.tasks:

@@ -34,7 +34,8 @@ from batchq.store.liveness import (
     standing_of,
 )
 from batchq.store.memory import ObjectTable
-from batchq.store.records import Decode, SharingReader, field_of_key, key_of_field, read_record
+from batchq.store.records import Decode, field_of_key, key_of_field, read_record
+from batchq.store.sharing_reader import SharingReader
 
 #: Objects per reply while listing.
 PAGE = 1_000
@@ -404,23 +405,25 @@ class Mirror:
     def _listed(self, kind: str) -> dict[str, Object]:
         """Return every object of a kind; note unreadable ones, and a key that is no hash."""
         found: dict[str, Object] = {}
+        read, highest = self._reader.read_record, self._highest
         try:
             # Decoded as it arrives: the stored bytes of all would need more memory than the
             # objects.
             for key, stored in scan_objects(self._link, kind):
-                item = read_record(kind, key, stored, self._reader.read)
+                item = read(kind, key, stored)
                 if isinstance(item, Unreadable):
                     self._note_unreadable(kind, key, item)
-                else:
-                    found[key] = item
-                    if self._highest < item.metadata.revision < IMPLAUSIBLE:
-                        self._highest = item.metadata.revision
+                    continue
+                found[key] = item
+                if highest < item.metadata.revision < IMPLAUSIBLE:
+                    highest = item.metadata.revision
         except StoreUnavailable as error:
             if not is_wrong_type(error.__cause__):
                 raise
             why = f"{keys.objects(kind)} is not a hash"
             self._damaged_kinds.add(kind)
             self._note_unreadable(kind, "", Unreadable(kind=kind, key="", why=why))
+        self._highest = highest
         return found
 
     def _watch(self) -> None:

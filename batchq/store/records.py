@@ -15,18 +15,15 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from sys import intern
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import TypeAlias, cast
 
 import msgspec
-from msgspec import Raw, Struct, structs
-from msgspec.structs import force_setattr
+from msgspec import Struct, structs
 
 from batchq.api.notation import shown
 from batchq.api.objects import (
     KINDS,
     NAMESPACED,
-    Condition,
     Integer,
     Metadata,
     Node,
@@ -35,15 +32,10 @@ from batchq.api.objects import (
     PodGroup,
     PodGroupSpec,
     PodGroupStatus,
-    PodSpec,
-    PodStatus,
-    PodTemplate,
     Queue,
     ResourceQuota,
-    Task,
     Unreadable,
 )
-from batchq.api.reasons import Verdict
 from batchq.api.transaction import (
     POD_GROUPS,
     Answer,
@@ -59,7 +51,7 @@ from batchq.api.transaction import (
     phase_of,
     stop_of,
 )
-from batchq.api.validation import disorder_of
+from batchq.api.validation import disorder_of, disorder_of_spec, disorder_of_status
 from batchq.errors import UnreadableRecord
 from batchq.store.keys import KIND_NAMES, LAST_CHANGE, heads
 from batchq.store.rules import MOST, NOTHING, Held, held_by
@@ -369,14 +361,30 @@ def _is_sound(group: PodGroup, key: str) -> bool:
     """Whether a group passes every check of `read_record`. Most records are sound groups, so this
     does not look for the reason.
     """
-    meta = group.metadata
+    return (
+        is_named(group.metadata, key)
+        and is_sound_spec(group.spec)
+        and is_sound_status(group.status)
+    )
+
+
+def is_named(meta: Metadata, key: str) -> bool:
+    """Whether the metadata of a group is sound, and that of the record with this key."""
     return (
         f"{meta.namespace}/{meta.name}" == key
         and " " not in key
         and _OF_UIDS["PodGroup"].fullmatch(meta.uid) is not None
-        and not _names_no_scope(group)
-        and not disorder_of(group)
     )
+
+
+def is_sound_spec(spec: PodGroupSpec) -> bool:
+    """Whether the spec of a group passes every check of `read_record`."""
+    return " " not in spec.queue and not disorder_of_spec(spec)
+
+
+def is_sound_status(status: PodGroupStatus) -> bool:
+    """Whether the status of a group passes every check of `read_record`."""
+    return not _names_no_scope_in(status) and not disorder_of_status(status)
 
 
 def _false_amounts_of(item: Object) -> str:
@@ -404,13 +412,14 @@ def _false_amounts_of(item: Object) -> str:
 def _names_no_scope(item: Object) -> bool:
     """Whether the name of a queue or node would give it a malformed scope to charge."""
     if isinstance(item, PodGroup):
-        status = item.status
-        if " " in item.spec.queue:
-            return True
-        if not status.charge_path and not status.pledge.owed:
-            return False
-        return " " in "".join((*status.charge_path, *status.pledge.owed))
+        return " " in item.spec.queue or _names_no_scope_in(item.status)
     return isinstance(item, Pod) and (" " in item.status.node or " " in item.metadata.namespace)
+
+
+def _names_no_scope_in(status: PodGroupStatus) -> bool:
+    if not status.charge_path and not status.pledge.owed:
+        return False
+    return " " in "".join((*status.charge_path, *status.pledge.owed))
 
 
 def _unreadable(kind: str, key: str, why: str) -> Unreadable:
@@ -609,175 +618,3 @@ def field_named(name: str) -> bytes:
     if name == _EMPTY:
         return b""
     return _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), name.encode())
-
-
-K = TypeVar("K")
-V = TypeVar("V")
-S = TypeVar("S", bound=Struct)
-
-#: Bytes of encoded specs remembered, and as many of statuses, in each of two generations.
-MOST_BYTES = 8 * 1024 * 1024
-#: A longer part is rarely shared by many groups.
-LONGEST_PART = 4096
-#: Equal values of one sort remembered, in each of two generations.
-MOST_VALUES = 16_384
-
-_NOTHING: dict[str, Any] = {}
-_ABSENT = Raw(b"")
-
-
-class _StoredGroup(Struct, gc=False):
-    """A stored group whose large parts are undecoded; empty if they are absent."""
-
-    metadata: Metadata
-    spec: Raw = _ABSENT
-    status: Raw = _ABSENT
-
-
-#: The defaults, as the very objects that the encoder omits.
-_BARE = PodGroup(metadata=Metadata(name=""))
-_BARE_TASK = Task(name="")
-
-_STORED = msgspec.json.Decoder(_StoredGroup)
-_SPEC = msgspec.json.Decoder(PodGroupSpec)
-_STATUS = msgspec.json.Decoder(PodGroupStatus)
-#: The fields with dicts, most of them empty, and those with texts that many objects share.
-_DICTS: dict[type[Struct], tuple[str, ...]] = {
-    PodGroupSpec: ("min_resources", "topology"),
-    PodTemplate: ("labels", "env", "requests", "node_selector"),
-    PodGroupStatus: ("reservation", "domain", "charge", "spent", "reported"),
-    PodSpec: ("requests",),
-}
-_TEXTS: dict[type[Struct], tuple[str, ...]] = {
-    PodGroupSpec: ("queue", "priority_class_name"),
-    Condition: ("type", "reason", "message"),
-    Verdict: ("plugin", "subject", "resource", "detail"),
-    PodSpec: ("pod_group", "task"),
-    PodStatus: ("group_uid", "node"),
-}
-
-
-class Remembered(Generic[K, V]):
-    """A bounded cache in two generations; an evicted value is merely computed again.
-
-    A key that was not used while values of weight `most` came in is evicted.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._weight = 0
-        self._young: dict[K, V] = {}
-        self._old: dict[K, V] = {}
-
-    def get(self, key: K, weight: int = 1) -> V | None:
-        """Return the value of a key, if it is still cached."""
-        value = self._young.get(key)
-        if value is None and (value := self._old.get(key)) is not None:
-            self.put(key, value, weight)
-        return value
-
-    def put(self, key: K, value: V, weight: int = 1) -> None:
-        """Cache a value. `weight` is in the unit of `most`."""
-        if self._weight + weight > self._most:
-            self._old, self._young, self._weight = self._young, {}, 0
-        self._young[key] = value
-        self._weight += weight
-
-    def __len__(self) -> int:
-        return len(self._young.keys() | self._old.keys())
-
-
-class SharingReader:
-    """Decodes objects and shares their equal parts. Owned by one thread."""
-
-    def __init__(self) -> None:
-        self._specs: Remembered[bytes, PodGroupSpec] = Remembered(MOST_BYTES)
-        self._statuses: Remembered[bytes, PodGroupStatus] = Remembered(MOST_BYTES)
-        self._dicts: Remembered[tuple[Any, ...], dict[str, Any]] = Remembered(MOST_VALUES)
-        self._tuples: Remembered[tuple[Any, ...], tuple[Any, ...]] = Remembered(MOST_VALUES)
-
-    def read(self, kind: str, stored: bytes) -> Object:
-        """Return the stored object with its revision. Raises msgspec.MsgspecError."""
-        if kind == "PodGroup":
-            return self._group(stored)
-        item = read_object(kind, stored)
-        if isinstance(item, Pod):
-            self._share_of_metadata(item.metadata)
-            self._share_of(item.spec)
-            self._share_of(item.status)
-        return item
-
-    def _group(self, stored: bytes) -> PodGroup:
-        parts = _STORED.decode(stored)
-        self._share_of_metadata(parts.metadata)
-        return PodGroup(
-            metadata=parts.metadata,
-            spec=self._spec(bytes(parts.spec)),
-            status=self._status(bytes(parts.status)),
-        )
-
-    def _spec(self, stored: bytes) -> PodGroupSpec:
-        if not stored:
-            return _BARE.spec
-        spec = self._specs.get(stored, len(stored))
-        if spec is None:
-            spec = _SPEC.decode(stored)
-            self._share_of(spec)
-            for task in spec.tasks:
-                if task.template is not _BARE_TASK.template:
-                    self._share_of_template(task.template)
-            if len(stored) <= LONGEST_PART:
-                self._specs.put(stored, spec, len(stored))
-        return spec
-
-    def _status(self, stored: bytes) -> PodGroupStatus:
-        if not stored:
-            return _BARE.status
-        status = self._statuses.get(stored, len(stored))
-        if status is None:
-            status = _STATUS.decode(stored)
-            self._share_of(status)
-            force_setattr(status, "reasons", self._values(status.reasons))
-            force_setattr(status, "conditions", self._values(status.conditions))
-            # A claim's token is no other group's.
-            if len(stored) <= LONGEST_PART and not status.claim.token:
-                self._statuses.put(stored, status, len(stored))
-        return status
-
-    def _share_of_metadata(self, meta: Metadata) -> None:
-        force_setattr(meta, "namespace", intern(meta.namespace))
-        force_setattr(meta, "labels", self._dict(meta.labels) if meta.labels else _NOTHING)
-        if not meta.annotations:
-            force_setattr(meta, "annotations", _NOTHING)
-
-    def _share_of_template(self, template: PodTemplate) -> None:
-        self._share_of(template)
-        # Those that are not empty are rarely equal to others.
-        for name in ("annotations", "kwargs"):
-            if not getattr(template, name):
-                force_setattr(template, name, _NOTHING)
-
-    def _share_of(self, value: Struct) -> None:
-        for name in _DICTS.get(type(value), ()):
-            force_setattr(value, name, self._dict(getattr(value, name)))
-        for name in _TEXTS.get(type(value), ()):
-            force_setattr(value, name, intern(getattr(value, name)))
-
-    def _dict(self, value: dict[str, Any]) -> dict[str, Any]:
-        return self._shared(self._dicts, tuple(value.items()), value) if value else _NOTHING
-
-    def _values(self, values: tuple[S, ...]) -> tuple[S, ...]:
-        """Share values that contain only texts and numbers."""
-        shared = self._shared(self._tuples, values, values) if values else ()
-        if shared is values:
-            for value in values:
-                self._share_of(value)
-        return shared
-
-    @staticmethod
-    def _shared(known: Remembered[K, V], key: K, value: V) -> V:
-        found = known.get(key)
-        if found is None:
-            known.put(key, value)
-            return value
-        return found

@@ -18,7 +18,8 @@ from batchq.api.transaction import Event
 from batchq.store import records
 from batchq.store.liveness import beats_of, leases_of, renewal_of, runs_of
 from batchq.store.node_channels import _read
-from batchq.store.records import DAMAGE, SharingReader
+from batchq.store.records import DAMAGE
+from batchq.store.sharing_reader import SharingReader
 from batchq.worker.rq_delivery import NotOurs, PodJob, _payload
 from tests.contract.made import group, node, pod, queue
 
@@ -58,7 +59,7 @@ def of_objects() -> Iterator[tuple[bytes, Callable[[bytes], object]]]:
         yield stored, lambda raw, kind=kind, key=key: records.read_record(kind, key, raw)
         yield (
             stored,
-            lambda raw, kind=kind, key=key: records.read_record(kind, key, raw, reader.read),
+            lambda raw, kind=kind, key=key: reader.read_record(kind, key, raw),
         )
 
 

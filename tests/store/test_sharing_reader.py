@@ -25,8 +25,8 @@ from batchq.api.objects import (
     Task,
 )
 from batchq.api.reasons import Verdict, Waiting
-from batchq.store import records
-from batchq.store.records import Remembered, SharingReader
+from batchq.store import records, sharing_reader
+from batchq.store.sharing_reader import Remembered, SharingReader
 from tests.builders import a_node, a_queue
 
 ENCODER = msgspec.json.Encoder()
@@ -171,8 +171,8 @@ def test_unreadable_text_is_refused_each_time(text: bytes) -> None:
 
 
 def test_the_reader_knows_every_part_of_a_group() -> None:
-    assert records._StoredGroup.__struct_fields__ == PodGroup.__struct_fields__
-    for kind, names in (*records._DICTS.items(), *records._TEXTS.items()):
+    assert sharing_reader._StoredGroup.__struct_fields__ == PodGroup.__struct_fields__
+    for kind, names in (*sharing_reader._DICTS.items(), *sharing_reader._TEXTS.items()):
         assert set(names) <= set(kind.__struct_fields__)
 
 
@@ -186,7 +186,7 @@ def test_a_long_spec_is_read_and_not_remembered() -> None:
 
 
 def test_the_memory_for_different_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(sharing_reader, "MOST_BYTES", 10_000)
     reader = SharingReader()
     for number in range(1_000):
         read_group(reader, group(number, at=number, cpu=number + 1))

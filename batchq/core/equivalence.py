@@ -95,14 +95,13 @@ class PendingQueue:
         if self.singles.pop(uid, None) is not None:
             self._sorted = None
 
-    def join(self, group: GroupState, line_key: Key, peers: EquivalenceClass | None = None) -> None:
-        """Add a group to the class of groups with equal requests: to `peers`, if that is known."""
+    def join(self, group: GroupState, line_key: Key) -> None:
+        """Add a group to the class of groups with equal requests."""
+        key = equivalence_of(group)
+        peers = self.classes.get(key)
         if peers is None:
-            key = equivalence_of(group)
-            peers = self.classes.get(key)
-            if peers is None:
-                peers = self.classes[key] = self.unparked[key] = EquivalenceClass(key, group.queue)
-                self.kinds.setdefault(kind_of(group), {})[key] = peers
+            peers = self.classes[key] = self.unparked[key] = EquivalenceClass(key, group.queue)
+            self.kinds.setdefault(kind_of(group), {})[key] = peers
         group.peers, group.line_key = peers, line_key
         peers.members.add(line_key, group)
         reasons, (last_reasons, reasons_key, members) = (
@@ -116,7 +115,7 @@ class PendingQueue:
             reasons_key = recorded_reasons(group)
             members = peers.by_reasons.setdefault(reasons_key, {})
             peers.last_joined = (reasons, reasons_key, members)
-        members[group.uid] = group
+        members[group.uid] = None
         self.unwritten[peers.asks] = peers
         if peers.in_demand:
             self._ask_for(group.reservation, 1)

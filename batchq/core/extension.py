@@ -119,6 +119,8 @@ class PluginTraits:
     #: At `groupOrder`: a waiting group keeps its key while its record and the priority classes
     #: stay the same.
     order_lasts: bool = False
+    #: At `groupOrder`: moreover, groups of equal priority have equal keys.
+    orders_by_priority: bool = False
     #: At `preemptable` and `reclaimable`: never agrees to a victim, but only refuses some.
     only_vetoes: bool = False
     #: At the same points: what is true of the victims that it refuses, for `batchq why`.

@@ -329,10 +329,10 @@ def waiting_alike(session: Session) -> Iterator[WaitingAlike]:
         # Members differ only in their order, so the first has waited longest.
         oldest = next((group for group in peers.members if group.uid not in gone), None)
         for members in peers.by_reasons.values() if oldest is not None else ():
-            example = next((group for uid, group in members.items() if uid not in gone), None)
+            example = next((uid for uid in members if uid not in gone), None)
             if example is not None and oldest is not None:
                 count = len(members) - sum(uid in members for uid in gone)
-                yield WaitingAlike(peers.queue, count, example, oldest)
+                yield WaitingAlike(peers.queue, count, session.groups[example], oldest)
 
 
 def refuse_strayed(session: Session) -> None:
@@ -379,10 +379,11 @@ def _write_class(
     for (causes, turn), members in list(peers.by_reasons.items()) if shown is not None else ():
         if shown is None or (turn and turn == shown.turn) or causes == shown.causes:
             continue
-        if still_holds(next(iter(members.values())), shown):
+        if still_holds(session.groups[next(iter(members))], shown):
             continue
-        for group in list(members.values()):
-            if group.status is not group.record.status or group.uid in session.refusals.own:
+        for uid in list(members):
+            group = session.groups[uid]
+            if group.status is not group.record.status or uid in session.refusals.own:
                 continue
             if not write(group, shown):
                 return False

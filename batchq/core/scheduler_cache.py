@@ -24,13 +24,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.objects import (
     DEFAULT,
     Metadata,
+    Pod,
     PodGroup,
     PriorityClass,
     Queue,
@@ -38,7 +38,7 @@ from batchq.api.objects import (
 )
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, hard_limit, limit_of_queue, namespace_scope, queue_scope
-from batchq.core.chunks import Ordered
+from batchq.core.chunks import Ordered, Rows
 from batchq.core.equivalence import PendingQueue, QueueState, WakeUpIndex
 from batchq.core.extension import (
     POINT_OF_RULE,
@@ -73,8 +73,9 @@ from batchq.core.session.snapshot import (
     groups_changed,
     pods_changed,
 )
-from batchq.core.session.specs import GroupShape, Shapes, only_waits
+from batchq.core.session.specs import GroupShape, Shapes
 from batchq.core.session.state import GroupState
+from batchq.core.unbuilt_states import BareRecords, Entry, GroupStates, StatesByKey
 
 if TYPE_CHECKING:
     from batchq.core.eligibility import InadmissibleGroups
@@ -133,6 +134,10 @@ class PluginRegistry:
         ]
         #: Whether a waiting group keeps its place while its record and the priority classes stay.
         self.order_lasts = all(one.traits.order_lasts for one in self.points["groupOrder"])
+        #: Whether that place depends only on its priority, its queue time and its uid.
+        self.orders_by_priority = self.order_lasts and all(
+            one.traits.orders_by_priority for one in self.points["groupOrder"]
+        )
         #: Whether groups with equal requests get equal answers while limits are full.
         self.may_form_classes = Rule.CAPACITY in self.enforced
         #: Whether a class is refused only for what never fits and for full limits.
@@ -166,8 +171,6 @@ class PluginRegistry:
 
 #: For how many pairs of namespace and queue the scopes of groups are cached.
 _MOST_SCOPES = 10_000
-#: How many specs of one namespace and queue are compared with that of each group at a start.
-_MOST_MODELS = 16
 
 
 class SchedulerCache:
@@ -185,8 +188,9 @@ class SchedulerCache:
         # Groups parked until nodes change notice the new version.
         self.node_cache = NodeCache(self.node_cache.version + 1)
         self.tree = QueueTree(())
-        self.groups: dict[str, GroupState] = {}
-        self.by_key: dict[str, GroupState] = {}
+        self._states = GroupStates(self._build_member)
+        self.groups: dict[str, GroupState] = self._states
+        self.by_key: dict[str, GroupState] = StatesByKey(self._states, self._record_of)
         self.queues: dict[str, QueueState] = {}
         #: Groups whose queue does not exist.
         self.strayed = PendingQueue()
@@ -307,74 +311,43 @@ class SchedulerCache:
         waiting records are not reported.
         """
         snapshot = session.snapshot
+        self._seen = snapshot
         self.node_cache.follow(snapshot, session.now_ms, session.settings)
         session.adopt(self)
         entered: list[GroupState] = []
-        #: By namespace and queue, the first group of each class, for as many specs.
-        models: dict[tuple[str, str], list[GroupState]] = {}
-        for record in snapshot.groups:
-            meta = record.metadata
-            if meta.uid in self.groups:
-                # Two records claim the same uid; the first by name counts.
-                continue
-            known = models.setdefault((meta.namespace, record.spec.queue), [])
-            model = next((one for one in known if one.record.spec is record.spec), None)
-            if model is not None and self._take_in_beside(model, session, inadmissible, record):
-                continue
-            state = self._build(session, meta.uid, record, None)
+        bare = BareRecords(self._states, {*snapshot.pods, *inadmissible.parked})
+        may_learn = self._may_wait_unbuilt(session)
+        for record in bare.others(snapshot.groups):
+            state = self._build(session, record.metadata.uid, record, None)
             self._place(session, inadmissible, state)
             if not state.record_only:
                 entered.append(state)
-            elif (
-                state.peers is not None
-                and model is None
-                and not state.given_shape.has_choice
-                and len(known) < _MOST_MODELS
-            ):
-                known.append(state)
+            elif may_learn:
+                bare.learn(state)
+        bare.close()
         self.node_cache.count(entered)
         # Parked groups without a record are gone.
         for uid in [uid for uid in inadmissible.parked if uid not in self.groups]:
             inadmissible.forget(uid)
-        return entered, chain(self.groups, inadmissible.awaited)
+        return entered, [*self.groups, *inadmissible.awaited]
 
-    def _take_in_beside(
-        self,
-        model: GroupState,
-        session: Session,
-        inadmissible: InadmissibleGroups,
-        record: PodGroup,
-    ) -> bool:
-        """Build the state of a group with the spec and the namespace of another one, and put it
-        into the same class, without what `_build` and `_place` find out about each group.
-
-        Do nothing, and return False, if the record has more to say than that the group waits.
+    def _may_wait_unbuilt(self, session: Session) -> bool:
+        """Return whether members of classes may have no states: their keys must find them, and
+        their place in line must be known without asking plugins.
         """
-        uid, status = record.metadata.uid, record.status
-        if (
-            status.domain
-            or status.left_out
-            or status.places
-            or status.nodes_lacked_at is not None
-            or status.set_aside_on
-            or not only_waits(record)
-            or uid in session.snapshot.pods
-            or uid in inadmissible.parked
-            or uid in self._pledged
-        ):
-            return False
-        state = GroupState(
-            record,
-            (),
-            model.priority,
-            model.own_shape,
-            model.chain,
-            scopes=model.scopes,
-            gates_hold=model.gates_hold,
-        )
-        self.groups[uid] = self.by_key[state.key] = state
-        self._line_of(state).join(state, session.group_key(state), model.peers)
-        return True
+        return isinstance(session.snapshot.groups, Rows) and session.plugins.orders_by_priority
+
+    def _build_member(self, entry: Entry) -> GroupState:
+        """Build the state of a group that was taken in as a member of a class without one."""
+        line_key, record, peers = entry
+        state = self._build_alone(record, (), None)
+        state.peers, state.line_key = peers, line_key
+        self.by_key[state.key] = state
+        return state
+
+    def _record_of(self, key: str) -> PodGroup | None:
+        groups = self._seen.groups
+        return groups.get(key) if isinstance(groups, Rows) else None
 
     def end(self) -> None:
         """Mark the state as complete, so that the next session can take it over."""
@@ -478,22 +451,27 @@ class SchedulerCache:
     def _build(
         self, session: Session, uid: str, record: PodGroup, former: GroupState | None
     ) -> GroupState:
+        state = self._build_alone(record, session.snapshot.pods.get(uid, ()), former)
+        self.groups[uid] = self.by_key[state.key] = state
+        for other in record.spec.depends_on:
+            self.dependents.setdefault(other.uid, {})[uid] = None
+        return state
+
+    def _build_alone(
+        self, record: PodGroup, pods: Sequence[Pod], former: GroupState | None
+    ) -> GroupState:
         spec = record.spec
         values, default = self._classes
-        state = GroupState(
+        return GroupState(
             record,
-            session.snapshot.pods.get(uid, ()),
+            pods,
             priority := values.get(spec.priority_class_name, default),
             self._shape(record, former, priority),
             self.tree.chain(spec.queue),
             scopes=self._scopes_of(record),
-            gates_hold=session.gates_hold,
+            gates_hold=self._meant[0],
             former=former,
         )
-        self.groups[uid] = self.by_key[state.key] = state
-        for other in spec.depends_on:
-            self.dependents.setdefault(other.uid, {})[uid] = None
-        return state
 
     def _take_out(self, state: GroupState) -> None:
         uid = state.uid

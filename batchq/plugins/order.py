@@ -147,7 +147,7 @@ class Priority:
     """
 
     name = "priority"
-    traits = PluginTraits(order_lasts=True, spares="not of lower priority")
+    traits = PluginTraits(order_lasts=True, orders_by_priority=True, spares="not of lower priority")
 
     def group_order(self, session: Session, group: GroupState) -> int:
         return -group.priority

@@ -83,6 +83,7 @@ class RegisteredPlugins(Protocol):
     for_groups: Sequence[Registration[Any]]
     dividing: Sequence[Registration[Any]]
     order_lasts: bool
+    orders_by_priority: bool
     may_form_classes: bool
     limits_decide: bool
 

@@ -676,11 +676,11 @@ class EquivalenceClass:
         self.asks = asks
         self.queue = queue
         self.members: Ordered[GroupState] = Ordered()
-        #: Reasons in members' records -> the members with these reasons, by uid.
-        self.by_reasons: dict[RecordedReasons, dict[str, GroupState]] = {}
+        #: Reasons in members' records -> the uids of the members with these, as they joined.
+        self.by_reasons: dict[RecordedReasons, dict[str, None]] = {}
         #: The reasons of the member that joined last, as stored and as causes, and the members with
         #: these.
-        self.last_joined: tuple[tuple[Verdict, ...] | None, RecordedReasons, dict[str, GroupState]]
+        self.last_joined: tuple[tuple[Verdict, ...] | None, RecordedReasons, dict[str, None]]
         self.last_joined = (None, NO_REASONS, {})
         #: The verdicts of the last evaluation; None before the first.
         self.verdicts: Blockers | None = None
@@ -730,9 +730,13 @@ class EquivalenceClass:
 def recorded_reasons(group: GroupState) -> RecordedReasons:
     """Return the causes and the turn in a group's record, computed once."""
     if group.recorded is None:
-        reasons = group.record.status.reasons
-        group.recorded = (causes_of(reasons), turn_of(reasons)) if reasons else NO_REASONS
+        group.recorded = reasons_key(group.record.status.reasons)
     return group.recorded
+
+
+def reasons_key(reasons: tuple[Verdict, ...]) -> RecordedReasons:
+    """Return the causes and the turn in recorded reasons."""
+    return (causes_of(reasons), turn_of(reasons)) if reasons else NO_REASONS
 
 
 NO_REASONS: RecordedReasons = ((), "")

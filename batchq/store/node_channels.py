@@ -65,6 +65,8 @@ BYTES_A_CALL = 1024 * 1024
 POD_BYTES_A_CALL = 1024 * 1024
 #: Calls in one round trip: its answer is at most about 32 MiB.
 CALLS_A_LOOK = 32
+#: Report queues that are read together with a wait for notifications.
+READ_AHEAD = 8
 
 SUPERSEDED = "superseded"
 UNREADABLE = "unreadable"
@@ -96,14 +98,19 @@ class AcknowledgedReport(Struct, frozen=True, kw_only=True):
 class ReportQueues:
     """All report queues of one server, and the leader's wake-up channel.
 
-    `notified` remembers its place in the channel, so only one thread calls it; the rest is
-    thread-safe. Every method raises StoreUnavailable.
+    `notified` remembers its place in the channel, and `look_through` which nodes are busy, so
+    only one thread calls these and `look`; the rest is thread-safe. Every method raises
+    StoreUnavailable.
     """
 
     def __init__(self, link: Link) -> None:
         self._link = link
         # From the oldest entry kept: notifications sent without a leader are read now.
         self._last_id = "0-0"
+        #: The nodes whose queues had reports at the last look, a few of them.
+        self._busy: tuple[str, ...] = ()
+        #: What `notified` has read of queues, by node, until `look_through` takes it.
+        self._ahead: dict[str, list[Any]] = {}
 
     def post(self, node: str, report: NodeReport) -> None:
         """Post a report in place of the last one on its subject. Safe to repeat."""
@@ -151,16 +158,30 @@ class ReportQueues:
     def notified(self, timeout_ms: int) -> set[str]:
         """Return the nodes that have notified since the last call; wait for one up to
         `timeout_ms`.
+
+        The queues that had reports at the last look are read in the same round trip, because
+        mostly they have the next ones, too. Their nodes are also returned; `look_through` then
+        uses what was read.
         """
         block = min(timeout_ms, LONGEST_BLOCK_MS) or None
+        places: dict[Any, Any] = {keys.LEADER_CHANNEL: self._last_id}
+        ahead = self._busy
+        self._busy, self._ahead = (), {}
+
+        def asked(client: Any) -> tuple[Any, Any]:
+            if not ahead:
+                return client.xread(places, count=LEADER_NOTIFICATIONS_KEPT, block=block), None
+            pipeline = client.pipeline(transaction=False)
+            pipeline.xread(places, count=LEADER_NOTIFICATIONS_KEPT, block=block)
+            names, arguments = _reading(ahead)
+            pipeline.evalsha(scripts.READ_REPORTS.sha, len(names), *names, *arguments)
+            reply, queues = pipeline.execute(raise_on_error=False)
+            if isinstance(reply, Exception):
+                raise reply
+            return reply, queues
+
         try:
-            reply = self._link.wait(
-                lambda client: client.xread(
-                    {keys.LEADER_CHANNEL: self._last_id},
-                    count=LEADER_NOTIFICATIONS_KEPT,
-                    block=block,
-                )
-            )
+            reply, queues = self._link.wait(asked)
         except StoreUnavailable as error:
             if not is_wrong_type(error.__cause__):
                 raise
@@ -169,13 +190,17 @@ class ReportQueues:
             self._link.pause(timeout_ms / 1000)
             self._last_id = "0-0"
             return set()
+        found: set[str] = set()
+        # If the queues could not be read, `look_through` meets the error.
+        if ahead and not isinstance(queues, Exception):
+            self._ahead = dict(zip(ahead, queues, strict=True))
+            found.update(ahead)
         if (
             not reply
             and self._last_id != "0-0"
             and is_recreated(self._link, keys.LEADER_CHANNEL, self._last_id)
         ):
             self._last_id = "0-0"
-        found: set[str] = set()
         for _, entries in cast("Any", reply) or ():
             for id_, fields in entries:
                 self._last_id = id_.decode()
@@ -199,22 +224,23 @@ class ReportQueues:
         Nodes whose queues were not read at all come first: a caller that continues in this order
         serves all of them, however many reports one node has.
         """
+        read, self._ahead = self._ahead, {}
+        ahead = [node for node in nodes if node in read]
+        others = [node for node in nodes if node not in read]
         parts = [
-            nodes[start : start + INBOXES_A_CALL] for start in range(0, len(nodes), INBOXES_A_CALL)
+            others[start : start + INBOXES_A_CALL]
+            for start in range(0, len(others), INBOXES_A_CALL)
         ]
         unheard = [node for part in parts[CALLS_A_LOOK:] for node in part]
-        calls = [
-            (
-                [keys.objects("Pod"), *(keys.report_queue(node) for node in part)],
-                (REPORTS_A_CALL, MOST_REPORT_BYTES, BYTES_A_CALL, POD_BYTES_A_CALL),
-            )
-            for part in parts[:CALLS_A_LOOK]
-        ]
-        replies = chain.from_iterable(self._link.run_all(scripts.READ_REPORTS, calls))
+        calls = [_reading(part) for part in parts[:CALLS_A_LOOK]]
+        replies = chain(
+            [read[node] for node in ahead],
+            *self._link.run_all(scripts.READ_REPORTS, calls),
+        )
         found: list[QueuedReport] = []
         heard: list[str] = []
         wrong: list[tuple[str, bytes, bytes]] = []
-        for node, (left, *reports) in zip(nodes, replies, strict=False):
+        for node, (left, *reports) in zip(ahead + others, replies, strict=False):
             if left < 0:
                 self._link.found_damaged[keys.report_queue(node)] = OTHER_TYPE
                 self._link.suspect(node, f"{keys.report_queue(node)} is of another type")
@@ -230,6 +256,7 @@ class ReportQueues:
         if wrong:
             self._take_out([one for one in wrong if one[1]])
             self.count(UNREADABLE, len(wrong))
+        self._busy = tuple(dict.fromkeys(entry.node for entry in found))[:READ_AHEAD]
         return found, unheard + heard
 
     def remove(self, entries: Sequence[QueuedReport]) -> None:
@@ -266,6 +293,12 @@ class ReportQueues:
                 for start in range(0, len(places), REPORTS_A_CALL)
             ],
         )
+
+
+def _reading(nodes: Sequence[str]) -> Call:
+    """Return the call that reads a bounded part of these nodes' queues."""
+    names = [keys.objects("Pod"), *map(keys.report_queue, nodes)]
+    return names, (REPORTS_A_CALL, MOST_REPORT_BYTES, BYTES_A_CALL, POD_BYTES_A_CALL)
 
 
 def _removal(places: Sequence[tuple[str, bytes, bytes]]) -> Call:

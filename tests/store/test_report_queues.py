@@ -62,6 +62,63 @@ def test_notifications_before_the_first_reader_are_read(
     assert there.notified(1000) == {"n3"}
 
 
+def test_reports_of_a_busy_node_are_read_with_its_notification(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    there = redis_store.report_queues
+    there.post("n1", CLAIM)
+    there.remove(there.look(sorted(there.notified(0))))
+    there.post("n1", END)
+    there.post("n2", CLAIM)
+    assert there.notified(1000) == {"n1", "n2"}
+    # Nothing asks for it again.
+    raw.delete("{bq}:inbox:n1")
+    found, more = there.look_through(["n1", "n2"])
+    assert [(one.node, one.report) for one in found] == [("n1", END), ("n2", CLAIM)]
+    assert more == []
+    assert there.look(["n1"]) == []
+
+
+def test_reports_that_follow_a_read_ahead_come_with_the_next_notification(
+    redis_store: RedisStore,
+) -> None:
+    there = redis_store.report_queues
+    there.post("n1", CLAIM)
+    there.remove(there.look(sorted(there.notified(0))))
+    # n1 was busy: its queue is read, and empty.
+    assert there.notified(20) == {"n1"}
+    there.post("n1", END)
+    assert there.look(["n1"]) == []
+    assert there.notified(1000) == {"n1"}
+    assert [one.report for one in there.look(["n1"])] == [END]
+
+
+def test_an_unreadable_report_that_is_read_ahead_is_counted_and_removed(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    there = redis_store.report_queues
+    there.post("n1", CLAIM)
+    there.remove(there.look(sorted(there.notified(0))))
+    raw.hset("{bq}:inbox:n1", "d", "x" * (MOST_REPORT_BYTES + 1))
+    raw.hset("{bq}:inbox:n1", "a", "no json")
+    assert there.notified(20) == {"n1"}
+    assert there.look(["n1"]) == []
+    assert redis_store.counts() == {"unreadable": 2}
+    assert raw.hlen("{bq}:inbox:n1") == 0
+
+
+def test_the_notification_is_kept_if_the_scripts_were_flushed(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    there = redis_store.report_queues
+    there.post("n1", CLAIM)
+    there.remove(there.look(sorted(there.notified(0))))
+    there.post("n1", END)
+    raw.script_flush()
+    assert there.notified(1000) == {"n1"}
+    assert [one.report for one in there.look(["n1"])] == [END]
+
+
 def test_the_leaders_wake_up_channel_is_bounded(redis_store: RedisStore, raw: redis.Redis) -> None:
     for _ in range(3):
         pipeline = raw.pipeline()

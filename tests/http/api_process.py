@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -12,7 +13,10 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+import uvicorn.server
 
 from batchq.cli.api import table_of
 from batchq.cli.diagnosis import row_of
@@ -21,6 +25,12 @@ from batchq.http.server import ApiServer, ListenAddress, ServeOptions
 from tests.harness import fork_server
 
 READY_WITHIN_S = 30.0
+
+# uvicorn looks ten times a second whether it should end, and pauses as long when it does: more than
+# most tests take.
+uvicorn.server.asyncio = SimpleNamespace(  # type: ignore[attr-defined]
+    **{**vars(asyncio), "sleep": lambda delay_s: asyncio.sleep(min(delay_s, 0.01))}
+)
 
 
 class Got(NamedTuple):

@@ -43,7 +43,7 @@ def cases() -> frozenset[str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *listing, *files],
         cwd=ROOT,
-        env={**os.environ, "BATCHQ_EFFORT": "swarm"},
+        env={**os.environ, "BATCHQ_EFFORT": "swarm", "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         timeout=280,

@@ -13,7 +13,7 @@ from batchq.daemon import leader
 from batchq.daemon.leader import Mender
 from batchq.errors import StoreUnavailable
 from batchq.store import keys, scripts
-from batchq.store.inspection import damaged_keys
+from batchq.store.inspection import damaged_keys, mend
 from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
 from tests.contract.made import group, put, writing
@@ -219,3 +219,17 @@ def test_the_report_of_a_repair_by_a_write_waits_for_the_server(
     look(mender, epoch(booked))
     assert repairs_told(booked).count(("Mended", keys.REVISION)) == 1
     assert mender.mended == len(repairs_told(booked))
+
+
+def test_a_malformed_count_continues_after_the_objects_at_once_if_changes_are_missing(
+    booked: RedisStore, raw: redis.Redis
+) -> None:
+    highest = int(raw.get(keys.REVISION) or 0)
+    assert highest > 1
+    entry, fields = raw.xrange(keys.CHANGES)[0]
+    raw.delete(keys.CHANGES)
+    raw.xadd(keys.CHANGES, fields, id=entry)
+    raw.set(keys.REVISION, "x")
+    damaged = damaged_keys(booked.link, highest)
+    mend(booked.link, damaged, epoch=epoch(booked), now_ms=1, highest=highest)
+    assert raw.get(keys.REVISION) == str(highest).encode()

@@ -42,7 +42,6 @@ local function mend_count()
   local before = redis.pcall('GET', KEYS[3])
   if count_of_writes() then
     keep_in_step()
-    if tonumber(ARGV[3]) > count_of_writes() then redis.call('SET', KEYS[3], ARGV[3]) end
   else
     local newest = redis.call('XREVRANGE', KEYS[4], '+', '-', 'COUNT', 1)[1]
     local ahead = newest and tonumber(string.match(newest[1], '^%d+')) or MOST_WRITES
@@ -52,6 +51,8 @@ local function mend_count()
     end
     redis.call('SET', KEYS[3], string.format('%.0f', ahead))
   end
+  -- Not at the next look only: writes until then would repeat the revisions of other objects.
+  if tonumber(ARGV[3]) > count_of_writes() then redis.call('SET', KEYS[3], ARGV[3]) end
   return redis.call('GET', KEYS[3]) ~= before
 end
 

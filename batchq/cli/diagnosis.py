@@ -104,7 +104,7 @@ def _sentence(why: Why) -> str:
             state = f"{why.key} is {why.shown} in queue {why.queue}{place}, for {age}"
         case phase if phase in TERMINAL:
             ending = f": {why.ending}" if why.ending else ""
-            state = f"{why.key} is {phase} since {age}{ending}"
+            state = f"{why.key} is {phase}, ended {age} ago{ending}"
         case phase:
             state = f"{why.key} is {phase} for {age}{where}{_waiting_pods(why)}"
     if why.phase in TERMINAL:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from batchq.api.lifecycle import ADMITTED
+from batchq.api.lifecycle import ADMITTED, TERMINAL
 from batchq.api.node_features import is_named, lacking_runtime, no_node_matches
 from batchq.api.notation import format_duration, format_instant
 from batchq.api.objects import Pledge, gates_of, is_gated
@@ -228,10 +228,14 @@ def _gated(session: Session, group: GroupState, verdict: Verdict) -> str:
 
 def _dependent(session: Session, group: GroupState, verdict: Verdict) -> str:
     for one in group.record.spec.depends_on:
-        if dependency_state(group, one, session.groups) is not DependencyState.MET:
-            return (
-                f"see why that one waits: `batchq why {short_key(f'{group.namespace}/{one.name}')}`"
-            )
+        if dependency_state(group, one, session.groups) is DependencyState.MET:
+            continue
+        name, other = short_key(f"{group.namespace}/{one.name}"), session.groups.get(one.uid)
+        if other is None or other.phase not in (*ADMITTED, *TERMINAL):
+            return f"see why that one waits: `batchq why {name}`"
+        if other.phase in ADMITTED:
+            return f"wait for it to end: `batchq progress {name}`"
+        return "nothing: its last processes are stopping"
     return ""
 
 

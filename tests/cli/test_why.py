@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from itertools import islice
 
@@ -98,7 +99,9 @@ def test_why_of_what_runs_and_of_what_has_ended(busy: Stage, batchq: Batchq) -> 
     assert running.startswith("default/runs is Running for ")
     assert running.endswith(" on n1")
     busy.end("runs")
-    assert batchq("why", "runs").lines[0].startswith("default/runs is Completed since ")
+    assert re.fullmatch(
+        r"default/runs is Completed, ended \S+ ago: Succeeded", batchq("why", "runs").lines[0]
+    )
 
 
 @pytest.mark.both_doors

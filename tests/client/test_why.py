@@ -9,6 +9,7 @@ import pytest
 from msgspec import json, structs
 
 from batchq.api.objects import (
+    Dependency,
     Evictions,
     PodGroup,
     PodGroupStatus,
@@ -278,6 +279,31 @@ def test_an_explanation_has_the_time_waited_by_reason() -> None:
         (),
         NOW,
     )
+
+
+@pytest.mark.parametrize(
+    ("cpus", "remedy"),
+    [
+        (8, "wait for it to end: `batchq progress first`"),
+        (1, "see why that one waits: `batchq why first`"),
+    ],
+)
+def test_a_group_that_depends_on_a_running_one_is_not_told_that_this_one_waits(
+    cpus: int, remedy: str
+) -> None:
+    world = World(a_node(cpu=8))
+    world.run(asks("full", requests={"cpu": 8 - cpus}))
+    first = asks("first", requests={"cpu": 4})
+    if cpus == 8:
+        world.run(first)
+    else:
+        world.add(first)
+    world.add(asks("second", depends_on=(Dependency(name="first", uid=first.metadata.uid),)))
+    world.turn()
+    [reason, *_] = world.why("second").reasons
+    assert (reason.reason, reason.remedy) == (Waiting.DEPENDENCY_NOT_MET, remedy)
+    for command in re.findall(r"`batchq ([^`]+)`", remedy):
+        accept(command.split())
 
 
 # --- why there are no victims -----------------------------------------------------------------

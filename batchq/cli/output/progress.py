@@ -14,7 +14,7 @@ from batchq.api.notation import counted
 from batchq.cli.output import echo, has_colors, one_line
 
 if TYPE_CHECKING:
-    from batchq.api.views import GroupView
+    from batchq.api.views import GroupView, PodCounts
 
 #: A shorter run prints no line.
 _FIRST_LINE_S = 5.0
@@ -113,14 +113,13 @@ def display(stream: TextIO) -> AbstractContextManager[Display]:
 def state_in_words(view: GroupView) -> str:
     """Return the state of a group: `3 of 4 pods done`, `WaitingForQuota: needs …`."""
     pods = view.pods
-    ended = pods.succeeded + pods.failed
     wanted = counted(pods.wanted, "pod")
     match view.phase:
         case PodGroupPhase.PENDING:
             first = view.blockers[0] if view.blockers else None
             return first.text if first else "waits for its first session"
         case PodGroupPhase.IN_QUEUE:
-            return f"admitted; {pods.running + ended} of {counted(pods.least, 'pod')} started"
+            return f"admitted; {started_in_words(pods)}"
         case PodGroupPhase.COMPLETED:
             return f"{pods.succeeded} of {wanted} done"
         case PodGroupPhase.FAILED | PodGroupPhase.CANCELLED:
@@ -129,6 +128,12 @@ def state_in_words(view: GroupView) -> str:
         case _:
             failed = f", {pods.failed} failed" if pods.failed else ""
             return f"{pods.succeeded} of {wanted} done{failed}, {pods.running} running"
+
+
+def started_in_words(pods: PodCounts) -> str:
+    """Return how far the start of an admitted group is: `1 pod started, 2 needed`."""
+    started = pods.running + pods.succeeded + pods.failed
+    return f"{counted(started, 'pod')} started, {pods.least} needed"
 
 
 def bar_of(view: GroupView) -> tuple[int, int]:

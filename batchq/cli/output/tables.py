@@ -29,6 +29,7 @@ from batchq.api.transaction import (
     node_scope,
 )
 from batchq.cli.output import Table
+from batchq.cli.output.progress import started_in_words
 from batchq.cli.output.values import ending_text
 
 if TYPE_CHECKING:
@@ -97,8 +98,7 @@ def where_or_why(view: GroupView) -> str:
         return " · ".join(part for part in parts if part)
     details = [",".join(view.nodes)]
     if view.phase == PodGroupPhase.IN_QUEUE:
-        started = f"{pods.running + pods.succeeded} of {counted(pods.least, 'pod')} started"
-        details += [why or started, _awaited_in_list(view)]
+        details += [why or started_in_words(pods), _awaited_in_list(view)]
     elif view.phase == PodGroupPhase.UNKNOWN:
         left = f"{pods.running + pods.succeeded} of the {pods.least} that it needs"
         details += [why or left, *view.restarts[:1]]

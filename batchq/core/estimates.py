@@ -35,7 +35,7 @@ from batchq.core.eligibility import holds_off
 from batchq.core.expected_ends import ends, is_stopping, not_before_of
 from batchq.core.kept_capacity import awaits_victims, victims_left
 from batchq.core.pending_queue import blockers, out_of_line_refusals, waits_in_line
-from batchq.core.placement.feasibility import why_no_known_node
+from batchq.core.placement.feasibility import fits_when_empty, nodes_away, why_no_known_node
 from batchq.core.placement.placement import gang_of
 from batchq.core.quota import ROOT
 from batchq.core.quota.fair_shares import fair_shares
@@ -284,6 +284,9 @@ class _Plan:
         strict = _strategy(self._session, group) == "StrictFIFO"
         if (key := line.closed_for_ever_by(is_strict=strict)) is not None:
             return Expected(None, why="the start of the group ahead of it is unknown", behind=key)
+        if away := self._nodes_to_return(group):
+            # No end of a group brings them back.
+            return Expected(None, why=f"{away}, and the others do not suffice even when empty")
         return Expected(None, why="no walltime says when there will be room for it")
 
     def _close(
@@ -328,6 +331,13 @@ class _Plan:
             if one is not group and where & set(one.scopes) and wants & one.reservation.keys()
         )
         return tuple(dict.fromkeys(keys)) if at > self._session.now_ms else ()
+
+    def _nodes_to_return(self, group: GroupState) -> str:
+        """Return which nodes are away without which it cannot start; '' for none."""
+        gang = () if group.is_external else gang_of(self._session, group)
+        if not gang or fits_when_empty(self._session, gang):
+            return ""
+        return nodes_away(self._session, gang).text(named=True)
 
     def _no_node_for(self, group: GroupState) -> str:
         """Return why even empty nodes do not take its gang; '' if they do. Cached by request."""

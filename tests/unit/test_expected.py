@@ -168,6 +168,15 @@ def test_a_running_group_without_a_walltime_never_ends(strategy: Strategy) -> No
     assert found["a"] == Expected(None, why="no walltime says when there will be room for it")
 
 
+@pytest.mark.parametrize("strategy", EVERY)
+def test_a_group_that_needs_a_node_that_is_away_waits_for_the_node(strategy: Strategy) -> None:
+    away = a_node("n2", cpu=8, ready=False)
+    found = estimates_of(a_node(cpu=4), away, served(strategy), waits("a", 5, 9))
+    assert found["a"] == Expected(
+        None, why="1 of 2 nodes is not ready (n2), and the others do not suffice even when empty"
+    )
+
+
 def test_a_planned_group_without_a_walltime_never_ends() -> None:
     world = [a_node(cpu=4), *runs("r", 4, 100), waits("a", 3), waits("b", 2, 9), waits("c", 1, 9)]
     assert starts(*world) == {"a": 100, "b": NEVER, "c": 100}

@@ -73,8 +73,8 @@ def gates(stack: Machine) -> None:
     stack.batchq("apply", "-f", str(stack.file("gates.yaml", text)))
     with program(stack, "gatekeeper.py"):
         data.touch()
-        stack.batchq("gates", "open", "train", "approved")
-        stack.batchq("wait", "train", "report")
+        stack.batchq("gates", "open", "model", "approved")
+        stack.batchq("wait", "model", "report")
 
 
 def mandelbrot(stack: Machine) -> None:

@@ -91,19 +91,19 @@ def test_the_example_and_its_controller(machine: Machine, tmp_path: Path) -> Non
             text=True,
         )
         try:
-            machine.batchq("gates", "open", "train", "approved")
-            assert shown(client, "train") == "SchedulingGated"
+            machine.batchq("gates", "open", "model", "approved")
+            assert shown(client, "model") == "SchedulingGated"
             assert [pod.spec.task for pod in pods_of(client, "report")] == ["collect", "collect"]
             data.touch()
-            results = client.wait(["train", "report"], timeout_s=60)
+            results = client.wait(["model", "report"], timeout_s=60)
         finally:
             keeper.terminate()
             out, err = keeper.communicate(timeout=120)
         assert [str(one.phase) for one in results] == ["Completed", "Completed"]
         assert (sorted(out.splitlines()), err) == (
-            ["opened data-ready of default/report", "opened data-ready of default/train"],
+            ["opened data-ready of default/model", "opened data-ready of default/report"],
             "",
         )
-        opened = {one.name: one.by for one in group(client, "train").status.opened_gates}
+        opened = {one.name: one.by for one in group(client, "model").status.opened_gates}
         assert opened["data-ready"] == f"gatekeeper ({client.user})"
         assert opened["approved"] == client.user

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from batchq.api.objects import Object, PodGroup, key_of, kind_of
 from batchq.client import changes
@@ -121,3 +123,23 @@ def test_the_tenants_compete_for_quota_with_gangs() -> None:
         program, flag, script = task.template.command
         assert (program, flag) == ("sh", "-c")
         subprocess.run(["sh", "-n", "-c", script], timeout=10, check=True)
+
+
+def test_the_groups_of_examples_do_not_have_the_names_of_the_session_in_the_readme() -> None:
+    """A reader tries the examples after that session, whose groups still exist."""
+    root = CONF.parent
+    pages = [
+        (root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/tutorial.md")
+    ]
+    typed = {name for page in pages for name in re.findall(r"--name (\S+)", page)}
+    groups = {
+        item["metadata"]["name"]
+        for path in sorted((CONF / "examples").glob("*.yaml"))
+        # Simulated groups are not stored.
+        if "batchq simulate" not in (text := path.read_text(encoding="utf-8"))
+        for item in yaml.safe_load_all(text)
+        if isinstance(item, dict) and item.get("kind") == "PodGroup"
+    }
+    assert len(typed) > 5
+    assert len(groups) > 5
+    assert typed.isdisjoint(groups)

@@ -54,16 +54,16 @@ class Forgetful(SchedulerCache):
 class Solitary(SchedulerCache):
     """A variant in which every group is a class of its own."""
 
-    def panel(
+    def registry(
         self,
         plugins: PluginPlaces,
         instrument: Instrument | None,
         of_session: Mapping[str, LiftedBy],
     ) -> PluginRegistry:
         """Evaluate groups with equal requests one by one."""
-        panel = super().panel(plugins, instrument, of_session)
-        panel.may_form_classes = panel.limits_decide = False
-        return panel
+        registry = super().registry(plugins, instrument, of_session)
+        registry.may_form_classes = registry.limits_decide = False
+        return registry
 
 
 def _told(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import Pod
@@ -35,7 +35,12 @@ from batchq.core.placement.elastic import (
     waits_behind,
 )
 from batchq.core.placement.feasibility import why_not_when_empty
-from batchq.core.placement.placement import bind_kept, bind_until_ready, least_first
+from batchq.core.placement.placement import (
+    bind_kept,
+    bind_kept_together,
+    bind_until_ready,
+    least_first,
+)
 from batchq.core.placement.topology import domains_for, may_move
 from batchq.core.quota import ROOT
 from batchq.core.quota.limit_checks import growth_with, over_limit_with
@@ -46,6 +51,9 @@ from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import bind, create_pods, shape_of_extra
+
+#: The most gangs that are bound in one step.
+_MOST_TOGETHER = 1_000
 
 
 class Allocate:
@@ -90,11 +98,20 @@ def _place_gangs(
         return
     lines = {name: deque(groups) for name, groups in waiting.items()}
     turns = FairShareSelector(session, lines, lambda name: next(iter(lines[name]), None))
+    most = 1
     while (name := turns.next()) is not None:
         if not lines[name]:
             turns.drop(name)
             continue
-        group = lines[name].popleft()
+        line = lines[name]
+        bound = bind_kept_together(session, islice(line, most)) if turns.has_one_line else 0
+        # After a gang that is not bound so, few are tried, because all of a step may be undone.
+        most = min(2 * most, _MOST_TOGETHER) if bound else 1
+        for _ in range(bound):
+            line.popleft()
+        if bound:
+            continue
+        group = line.popleft()
         # A group that came back after some of its pods had succeeded is ready, and has kept places.
         has_places = group.uid in session.nodes.kept
         if not has_places and session.group_ready(group):

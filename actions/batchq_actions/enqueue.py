@@ -12,6 +12,7 @@ of that name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 
 from msgspec import structs
 
@@ -35,7 +36,7 @@ from batchq.core.placement.feasibility import fits_when_empty, wanted_of, why_no
 from batchq.core.placement.placement import explain_no_node, gang_of
 from batchq.core.placement.topology import choose_domain, may_choose
 from batchq.core.placement.trial import PLUGIN as NODES
-from batchq.core.placement.trial import keep_places, note_first_waiting, seek
+from batchq.core.placement.trial import keep_places, note_first_waiting, seek, seek_alike
 from batchq.core.preemption.order import end_pledges_still_spare, end_spare_pledges
 from batchq.core.quota.fair_shares import note_admission
 from batchq.core.quota.head_reservation import (
@@ -50,9 +51,16 @@ from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
 from batchq.core.session.session_nodes import KeptPlaces, Wanted
 from batchq.core.session.specs import TaskShape
-from batchq.core.session.state import GroupState
+from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
-from batchq.core.session.transitions import admit, create_pods, reserve, roll_back, wanted_ordinals
+from batchq.core.session.transitions import (
+    admit,
+    admit_all,
+    create_pods,
+    reserve,
+    roll_back,
+    wanted_ordinals,
+)
 
 #: Strategy -> the verdict on the groups behind a head that waits.
 _BEHIND = {
@@ -182,6 +190,8 @@ def _serve_queues(
             turns.drop(name)
             continue
         if _try(session, group, growing):
+            if turns.has_one_line:
+                _admit_following(session, lines[name], group, growing)
             continue
         if _is_out_of_line(session, group):
             # 2. No group waits for one that is out of line, nor for those refused like it.
@@ -218,6 +228,7 @@ def _serve_one_line(
     line = candidates_in_one_line(session, drained)
     while (group := line.next()) is not None:
         if _try(session, group, growing):
+            _admit_following(session, line, group, growing)
             continue
         if not _is_out_of_line(session, group) and _is_strict_queue(session, group.queue):
             _stop_at(session, group, session.queues, drained)
@@ -274,6 +285,33 @@ def _try(session: Session, group: GroupState, growing: GrowingGroups) -> bool:
         note_admission(session, group)
         growing.note(group)
     return True
+
+
+def _admit_following(
+    session: Session, line: Candidates, group: GroupState, growing: GrowingGroups
+) -> None:
+    """Admit the groups that follow an admitted group and equal it, as `_try` would one by one, as
+    long as no plugin, limit or node refuses one.
+    """
+    if not is_admitted(group) or group.is_elastic or group.is_external:
+        return
+    if not nodes_decide(session) or growing.above(group):
+        return
+    alike = list(takewhile(lambda one: _needs_no_permit(session, one), line.following_alike()))
+    places = seek_alike(session, alike) if alike else []
+    if not places:
+        return
+    admitted = alike[: len(places)]
+    with Statement(session) as statement:
+        admit_all(statement, admitted)
+        statement.commit()
+    for one, found in zip(admitted, places, strict=True):
+        session.nodes.keep_taken(one.uid, found)
+    line.skip(len(admitted))
+
+
+def _needs_no_permit(session: Session, group: GroupState) -> bool:
+    return not session.refusals_at("permit", group)
 
 
 def _judge(

@@ -254,6 +254,27 @@ class PendingIterator:
                 return following[1]
         return heap[0][2] if heap else None
 
+    def following(self, most: int) -> list[GroupState]:
+        """Return up to `most` members of the last group's class that come next."""
+        found: list[GroupState] = []
+        if self.peers is None:
+            return found
+        members, before = self.peers.members, self._heap[0][0] if self._heap else None
+        for place in range(self._place + 1, self._place + 1 + most):
+            one = members.at(place)
+            if one is None or (before is not None and one[0] >= before):
+                break
+            found.append(one[1])
+        return found
+
+    def skip(self, count: int) -> None:
+        """Go on after the first groups of `following`, as if `next` had returned each."""
+        if self.peers is not None and count:
+            last = self.peers.members.at(self._place + count)
+            assert last is not None
+            self._place += count
+            self._last, self._shown = last
+
     def pass_over(self) -> None:
         """Skip the rest of the last group's class, unless the group was refused alone."""
         if self.peers is not None and self._shown is not None and not self._shown.is_refused_alone:

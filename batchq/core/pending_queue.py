@@ -9,6 +9,7 @@ keeps them out (batchq.core.equivalence); actions do not see this.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple, TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase
@@ -53,6 +54,10 @@ def blockers(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     return (*ineligible, *victim_refusals(session, group), *_inadmissible(session, group))
 
 
+#: The most groups that are admitted in one step, which bounds its temporary data.
+_MOST_ALIKE = 1_000
+
+
 class Candidates:
     """The groups of a queue that an action tries, in order; owned by the action."""
 
@@ -91,9 +96,31 @@ class Candidates:
             groups.pass_over()
         return None
 
+    def following_alike(self) -> list[GroupState]:
+        """Return the groups that come next and equal the last one, which has just been admitted: as
+        many as plugins and limits let in after it.
+        """
+        session, peers = self._session, self._groups.peers
+        if peers is None or peers.is_parked or session.plugins.for_groups:
+            return []
+        first = self._groups.following(1)
+        if not first or _class_ineligible(session, peers, first[0]):
+            return []
+        # Few have states after a start, so those that do not fit are left alone.
+        most = min(_fitting(session, peers, first[0]), _MOST_ALIKE)
+        return list(takewhile(_is_pending_member, self._groups.following(most)))
+
+    def skip(self, count: int) -> None:
+        """Go on after the first groups of `following_alike`."""
+        self._groups.skip(count)
+
     def pass_over(self) -> None:
         """Skip the groups that share the last group's refusal."""
         self._groups.pass_over()
+
+
+def _is_pending_member(group: GroupState) -> bool:
+    return is_in_class(group) and group.phase == PodGroupPhase.PENDING
 
 
 def _is_ineligible(session: Session, group: GroupState) -> bool:
@@ -467,6 +494,20 @@ def _fits(session: Session, peers: EquivalenceClass, group: GroupState) -> bool:
         if sums.get(resource, 0) > most:
             return False
     return peers.headroom.are_all
+
+
+def _fitting(session: Session, peers: EquivalenceClass, group: GroupState) -> int:
+    """Return how many members `_fits` lets in, one after the other."""
+    if not _fits(session, peers, group):
+        return 0
+    assert peers.headroom is not None
+    claim = claim_of(group)
+    counts = [
+        1 + (most - sums.get(resource, 0)) // claim[resource]
+        for sums, resource, most in peers.headroom.most
+        if claim[resource]
+    ]
+    return min(counts, default=_MOST_ALIKE)
 
 
 def _headroom_for(ledger: LedgerView, group: GroupState) -> Headroom:

@@ -28,7 +28,7 @@ from batchq.core.session.session_nodes import Gang, KeptPlaces, NodeState
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
-from batchq.core.session.transitions import bind, bind_placed, pod_of
+from batchq.core.session.transitions import bind, bind_all_placed, bind_placed, pod_of
 
 _PARTS = 1_000_000
 
@@ -161,13 +161,57 @@ def bind_kept(session: Session, group: GroupState, waiting: Sequence[Pod]) -> bo
     return True
 
 
+def bind_kept_together(session: Session, groups: Iterable[GroupState]) -> int:
+    """Bind the first of these gangs as `bind_kept` would one after the other, but in one change;
+    return how many.
+
+    These are gangs of one task whose charges stay the same, so that none affects another.
+    """
+    found: list[tuple[GroupState, KeptPlaces, list[Pod]]] = []
+    for group in groups if session.nodes.binding_refused is None else ():
+        places, status = session.nodes.kept.get(group.uid), group.status
+        if places is None or len(places.parts) != 1 or status.places or status.pledge.victims:
+            break
+        if not _has_reserved_places(session, group):
+            break
+        chosen = _pods_for(places, least_first(session, group))
+        if chosen is None:
+            break
+        found.append((group, places, chosen[0]))
+    if not found:
+        return 0
+    with Statement(session) as statement:
+        for group, _, _ in found:
+            session.nodes.use_kept(group.uid)
+        statement.also_undo(lambda: _keep_again(session, found))
+        bind_all_placed(statement, [(group, pods, one.parts[0][1]) for group, one, pods in found])
+        if not all(session.group_ready(group) for group, _, _ in found):
+            return 0
+        statement.commit()
+    return len(found)
+
+
+def _keep_again(
+    session: Session, groups: Sequence[tuple[GroupState, KeptPlaces, list[Pod]]]
+) -> None:
+    for group, places, _ in groups:
+        session.nodes.keep(group.uid, places)
+
+
+def _has_reserved_places(session: Session, group: GroupState) -> bool:
+    """Return whether the places kept for a group are those of its gang, as it has reserved them."""
+    return (
+        not group.held
+        and group.status.reservation is group.shape.reservation
+        and not session.ledger.owed(group)
+    )
+
+
 def _grows_over(session: Session, group: GroupState, places: KeptPlaces) -> bool:
     """Return whether its pods on these places would raise the group's charge above a limit."""
-    if not group.held and group.status.reservation is group.shape.reservation:
-        # Its places are those of its gang, which is what it reserved.
-        if not session.ledger.owed(group):
-            return False
-    elif len(places.parts) == 1:
+    if _has_reserved_places(session, group):
+        return False
+    if len(places.parts) == 1:
         ((shape, nodes),) = places.parts
         if _pods_within_charge(session, group, shape) >= len(nodes):
             return False

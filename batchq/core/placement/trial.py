@@ -13,7 +13,7 @@ nodes.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
@@ -104,6 +104,34 @@ def seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:
     else:
         hold_capacity(session, group, by_node)
     return found
+
+
+def seek_alike(session: Session, groups: Sequence[GroupState]) -> list[KeptPlaces]:
+    """Return places for the gangs of groups with equal requests that have no pods, group by group,
+    as `seek` would find them one after the other; their capacity is then taken. Fewer if nodes do
+    not take all gangs, and none if each group must be tried for itself.
+    """
+    gang = gang_of(session, groups[0])
+    shape, count = gang[0] if len(gang) == 1 else (None, 0)
+    if (
+        shape is None
+        or shape.sharing is not None
+        or not 0 < count < _MANY_PODS
+        or groups[0].record.spec.topology
+        or session.nodes.held
+        or session.nodes.kept.keys() & {group.uid for group in groups}
+        or session.get(NODE_REFUSALS)
+        or reserves_on_nodes(session)
+    ):
+        return []
+    filled: list[NodeState] = []
+    fill_nodes(session, shape, count * len(groups), filled)
+    whole = len(filled) - len(filled) % count
+    session.nodes.put_back_places(KeptPlaces(((shape, tuple(filled[whole:])),)))
+    if count == 1:
+        return [KeptPlaces(((shape, (node,)),)) for node in filled]
+    starts = range(0, whole, count)
+    return [KeptPlaces(((shape, tuple(filled[start : start + count])),)) for start in starts]
 
 
 def _seek(session: Session, group: GroupState) -> KeptPlaces | Verdict:

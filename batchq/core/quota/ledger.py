@@ -10,13 +10,13 @@ both equals the larger of the two charges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from batchq.api.objects import PodGroup
 from batchq.api.reasons import CLUSTER_TITLE
-from batchq.api.resources import Amounts, minus, of_pod, total
+from batchq.api.resources import Amounts, minus, of_pod, times, total
 from batchq.api.transaction import CLUSTER, ONE_GROUP, POD_GROUPS, queue_scope
 from batchq.core.quota import ROOT, QueueTree, scopes_in
 from batchq.core.session.state import GroupState, Victim
@@ -221,6 +221,34 @@ class LedgerView:
                 held[uid] = one
             else:
                 self.holding.get(one.queue, {}).pop(uid, None)
+            self.version += 1
+
+    def recharge_all(self, groups: Sequence[GroupState]) -> None:
+        """Update the sums to the current state of many groups; equal charges of groups that had
+        none are added in one step.
+        """
+        first, alike = groups[0], 0
+        new, queue, scopes = first.charge_with_count(), first.queue, first.scopes
+        is_simple = bool(new) and not self.preemptors
+        held = self.holding.setdefault(queue, {}) if is_simple else {}
+        for group in groups:
+            uid = group.uid
+            if (
+                is_simple
+                and group.charge_with_count() is new
+                and group.scopes == scopes
+                and not group.status.pledge.victims
+                and not self._charges.get(uid)
+                and not self._owed.get(uid)
+            ):
+                self.changed_groups.append(group)
+                self._charges[uid] = new
+                held[uid] = group
+                alike += 1
+            else:
+                self.recharge(group)
+        if alike:
+            self._move_alike(first, _NOTHING, times(new, alike))
             self.version += 1
 
     def add(self, scope: str, amounts: Amounts) -> None:

@@ -59,6 +59,11 @@ class FairShareSelector:
         #: The queue served last, whose first group may be another one now.
         self._served = ROOT
 
+    @property
+    def has_one_line(self) -> bool:
+        """Return whether a single queue has turns left, so that shares do not matter."""
+        return len(self._own) == 1
+
     def next(self) -> str | None:
         """Return the queue to serve now; None if none has a turn left."""
         if len(self._own) < 2:

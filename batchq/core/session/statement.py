@@ -11,7 +11,7 @@ change through `session.nodes`, which Statements use, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -124,6 +124,29 @@ class Statement:
         )
         self._note_all(group, changes)
 
+    def put_statuses(self, changes: Sequence[tuple[GroupState, PodGroupStatus]]) -> None:
+        """Replace the whole statuses of many groups, in a single change."""
+        for group, _ in changes:
+            self.session.effects.remember(group)
+        former = [(group, group.status) for group, _ in changes]
+        self._put_statuses(changes)
+        self._undo.append(lambda: self._put_statuses(former))
+
+    def put_pods_of(self, groups: Sequence[tuple[GroupState, Sequence[Pod]]]) -> None:
+        """Do the same as `put_pods` for many groups, in a single change."""
+        changes: list[tuple[GroupState, list[Exchange]]] = []
+        for group, pods in groups:
+            self.session.effects.remember(group)
+            known = group.pods
+            changes.append(
+                (group, [(pod.metadata.uid, known.get(pod.metadata.uid), pod) for pod in pods])
+            )
+        self._undo.append(lambda: self._exchange_back(changes))
+        followed = [group for group, one in changes if group.exchange_all(one)]
+        self.session.effects.touched.update((group.uid, group) for group, _ in changes)
+        if followed:
+            self._follow_all(followed)
+
     def drop_pod(self, group: GroupState, uid: str) -> None:
         """Remove a pod from its group."""
         self.session.effects.remember(group)
@@ -134,6 +157,15 @@ class Statement:
     def _put_status(self, group: GroupState, status: Any) -> None:
         group.status = status
         self._follow(group)
+
+    def _put_statuses(self, changes: Sequence[tuple[GroupState, PodGroupStatus]]) -> None:
+        for group, status in changes:
+            group.status = status
+        self._follow_all([group for group, _ in changes])
+
+    def _exchange_back(self, changes: Sequence[tuple[GroupState, list[Exchange]]]) -> None:
+        for group, done in reversed(changes):
+            self._exchange_all(group, [(uid, new, old) for uid, old, new in done[::-1]])
 
     def _exchange(self, group: GroupState, uid: str, old: Pod | None, new: Pod | None) -> None:
         self._count(group, old, taken=False)
@@ -176,3 +208,13 @@ class Statement:
         all_preemptors = session.ledger.preemptors
         if all_preemptors and (preemptors := all_preemptors.get(group.uid)):
             session.effects.touched.update(preemptors)
+
+    def _follow_all(self, groups: Sequence[GroupState]) -> None:
+        """Do the same as `_follow` for many groups."""
+        session = self.session
+        if session.ledger.preemptors:
+            for group in groups:
+                self._follow(group)
+            return
+        session.effects.touched.update((group.uid, group) for group in groups)
+        session.ledger.recharge_all(groups)

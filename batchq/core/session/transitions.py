@@ -129,12 +129,32 @@ def set_condition(
 
 def admit(statement: Statement, group: GroupState, *, reservation: Amounts) -> None:
     """Pending -> InQueue: store the reservation (which may be empty) and count the admission."""
-    last = statement.session.get(LAST_ADMISSION)
+    statement.put_status(group, _status_admitted(statement.session, group, reservation))
+    statement.say(intents.AdmitGroup(group=group.key, admission=group.status.admission))
+
+
+def admit_all(statement: Statement, groups: Sequence[GroupState]) -> None:
+    """Admit many groups, each with its own request as its reservation, and create their pods."""
+    session, new = statement.session, []
+    statement.put_statuses(
+        [(group, _status_admitted(session, group, group.reservation)) for group in groups]
+    )
+    for group in groups:
+        pods = pods_of(group, wanted_ordinals(group))
+        new.append((group, pods))
+        statement.say(intents.AdmitGroup(group=group.key, admission=group.status.admission))
+        names = tuple([pod_name(pod) for pod in pods])
+        statement.say(intents.CreatePods(group=group.key, pods=names))
+    statement.put_pods_of(new)
+
+
+def _status_admitted(session: Session, group: GroupState, reservation: Amounts) -> PodGroupStatus:
+    last = session.get(LAST_ADMISSION)
     former, asked = group.status, (reservation, group.left_out, group.domain, group.is_elastic)
     if not last or last[0] != former or last[1] != asked:
-        last[:] = former, asked, _admitted(statement.session, group, reservation)
-    statement.put_status(group, last[2])
-    statement.say(intents.AdmitGroup(group=group.key, admission=group.status.admission))
+        last[:] = former, asked, _admitted(session, group, reservation)
+    status: PodGroupStatus = last[2]
+    return status
 
 
 def _admitted(session: Session, group: GroupState, reservation: Amounts) -> PodGroupStatus:
@@ -471,6 +491,23 @@ def bind_placed(
     statement: Statement, group: GroupState, pods: Sequence[Pod], nodes: Sequence[NodeState]
 ) -> None:
     """Bind many pods, one to each of the nodes, which have taken their requests already."""
+    then = _pods_bound(statement, pods, nodes)
+    statement.put_pods(group, then)
+    _say_bound(statement, group, then)
+
+
+def bind_all_placed(
+    statement: Statement,
+    groups: Iterable[tuple[GroupState, Sequence[Pod], Sequence[NodeState]]],
+) -> None:
+    """Do the same as `bind_placed` for many groups, in a single change."""
+    then = [(group, _pods_bound(statement, pods, nodes)) for group, pods, nodes in groups]
+    statement.put_pods_of(then)
+    for group, pods in then:
+        _say_bound(statement, group, pods)
+
+
+def _pods_bound(statement: Statement, pods: Sequence[Pod], nodes: Sequence[NodeState]) -> list[Pod]:
     then: list[Pod] = []
     former = bound = None
     for pod, node in zip(pods, nodes, strict=True):
@@ -481,8 +518,7 @@ def bind_placed(
         elif bound.node != node.name:
             bound = _set(bound, node=node.name)
         then.append(Pod(metadata=pod.metadata, spec=pod.spec, status=bound))
-    statement.put_pods(group, then)
-    _say_bound(statement, group, then)
+    return then
 
 
 def _bound(statement: Statement, status: PodStatus, node: str) -> PodStatus:

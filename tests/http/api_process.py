@@ -25,17 +25,6 @@ from batchq.http.server import ApiServer, ListenAddress, ServeOptions
 from tests.harness import fork_server
 
 READY_WITHIN_S = 30.0
-#: How many times as often an API in this process looks whether it is to end.
-_AS_OFTEN = 5
-
-
-def _tick(delay_s: float) -> Any:
-    return asyncio.sleep(delay_s / _AS_OFTEN)
-
-
-# uvicorn looks for its end, and for that of its connections, every 100 ms, which would be most of
-# the time of a short test. An API that is a process keeps its pace.
-vars(uvicorn.server)["asyncio"] = SimpleNamespace(**{**vars(asyncio), "sleep": _tick})
 
 # uvicorn looks ten times a second whether it should end, and pauses as long when it does: more than
 # most tests take.

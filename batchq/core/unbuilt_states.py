@@ -219,14 +219,14 @@ class BareRecords:
             if uid in unbuilt or is_built(uid):
                 continue
             model = models.get((meta.namespace, id(record.spec)))
-            if model is None:
+            if model is None or uid in special:
                 yield record
                 continue
             try:
                 uids = model.by_status[id(status)]
             except KeyError:
                 uids = model.by_status[id(status)] = _uids_of(model.peers, record)
-            if uids is None or uid in special:
+            if uids is None:
                 yield record
                 continue
             since = status.queue_time
@@ -248,8 +248,8 @@ class BareRecords:
 
 
 def _uids_of(peers: EquivalenceClass, record: PodGroup) -> dict[str, None] | None:
-    """Return where a class has the uids of members with the record's reasons; None if its status
-    has more to say than that it waits.
+    """Return where a class has the uids of members with the record's reasons, of which it then must
+    have one; None if its status has more to say than that it waits.
     """
     status = record.status
     if (

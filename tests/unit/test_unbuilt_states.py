@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 from msgspec import structs
 
+from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import PodGroup, PodGroupStatus, key_of
 from batchq.api.reasons import Verdict
 from batchq.assembly import assemble
@@ -19,7 +20,7 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.core.unbuilt_states import GroupStates
 from batchq.scheduler.cycle import Scheduler
-from tests.builders import a_group, a_node, a_queue, a_snapshot
+from tests.builders import a_group, a_node, a_pod, a_queue, a_snapshot
 
 FULL = 2
 _MODEL = a_group("g0", 1)
@@ -138,6 +139,23 @@ def test_a_group_with_more_to_say_than_that_it_waits_has_a_state() -> None:
     )
     assert _unbuilt(session) == ["g3"]
     assert len(session.carried.placed) == 1
+
+
+def test_a_group_that_waits_again_with_its_ended_pods_does_not_stop_a_scheduler_at_its_start() -> (
+    None
+):
+    """The class of its equals has no member with its reasons."""
+    why = (Verdict(plugin="capacity", reason="ExceedsCapacity"),)
+    again = _like("g1", created=1, reasons=why)
+    world = _stored(*(_like(f"g{number}", created=number) for number in (0, 2, 3, 4)), again)
+    failed = a_pod(again, phase=PodPhase.FAILED)
+    world = structs.replace(world, pods={again.metadata.uid: (failed,)})
+    session = assemble(SchedulerConfig()).decide(world, 0)
+    assert [group.key for group in session.queues["default"].line.in_order()] == ["default/g1"]
+    (peers,) = session.queues["default"].line.classes.values()
+    assert all(peers.by_reasons.values())
+    admitted = {group.key for group in session.effects.touched.values() if group.status.admission}
+    assert admitted == {"default/g0", "default/g1"}
 
 
 class ByName:

@@ -4,9 +4,8 @@ Only the session thread decides. Everything else changes only the time of its ne
 the store makes the next turn earlier, and so does an instant at which, according to the last turn,
 something is due. Many changes at once cause one turn, and two turns are at least
 `min_session_interval_ms` apart. After resources were freed, a quarter of the last turn's duration
-is enough, because a group may be waiting for them; or twice as long as that turn itself had to
-wait for a processor or the server. On a busy machine one turn then follows several ends, and
-leaves the processors to the pods. If the store does not answer, the next turn is delayed.
+is enough, because a group may be waiting for them. If the store does not answer, the next turn is
+delayed.
 
 APScheduler keeps the period. The turns between, which follow each other within milliseconds on a
 busy cluster, are planned without it: moving one of its jobs costs as much as a short turn.
@@ -99,8 +98,7 @@ class Loop:
         self._soon_at: float | None = None
         self._running_since: float | None = None
         self._ended_at = time.monotonic()
-        #: How long the last turn lasted, and for how much of that it did not run.
-        self._lasted_s = self._waited_s = 0.0
+        self._lasted_s = 0.0
         self._thread = threading.Thread(target=self._run, name="session", daemon=False)
         self._next_complaint_s = HANGS_AFTER_PERIODS * self._period_s
         self._scheduler = BackgroundScheduler(
@@ -163,9 +161,7 @@ class Loop:
                 self._changed.notify_all()
 
     def hurry(self) -> None:
-        """Take a turn soon, as resources were freed: turns may then use four fifths of the time,
-        and on a busy machine less.
-        """
+        """Take a turn soon, as resources were freed: turns may then use four fifths of the time."""
         with self._lock:
             self._woken = self._hurried = True
             self._changed.notify_all()
@@ -242,7 +238,6 @@ class Loop:
         return False
 
     def _take_turn(self) -> None:
-        ran_s = time.thread_time()
         try:
             report = self._turn()
         except StoreUnavailable as error:
@@ -258,15 +253,12 @@ class Loop:
             with self._lock:
                 self._log_end_of_hang()
                 self._lasted_s = self.hanging_s()
-                self._waited_s = self._lasted_s - (time.thread_time() - ran_s)
                 self._running_since, self._ended_at = None, time.monotonic()
                 self._changed.notify_all()
 
     def _distance_s(self) -> float:
         """Return the least distance between the last turn and the next, in seconds."""
-        if not self._hurried:
-            return self._apart_s
-        return min(self._apart_s, max(self._lasted_s / 4, 2 * self._waited_s))
+        return min(self._apart_s, self._lasted_s / 4) if self._hurried else self._apart_s
 
     def _is_idle(self) -> bool:
         return self._running_since is None

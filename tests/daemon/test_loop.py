@@ -147,32 +147,14 @@ def test_a_hurried_turn_does_not_wait_for_the_distance_between_turns() -> None:
         assert turns.count == before + 1
 
 
-def run_for(seconds: float) -> TurnReport:
-    """Return an empty report after this much CPU time."""
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-    return TurnReport()
-
-
 def test_turns_that_are_hurried_take_no_more_than_four_fifths_of_the_time() -> None:
-    turns = Turns(lambda _: run_for(0.2))
-    with running(turns) as loop:
-        loop.go_by(FAR_APART)
-        while turns.count < 5:
-            loop.hurry()
-    gaps = [start - end for start, end in zip(turns.began[1:], turns.ended, strict=False)]
-    assert min(gaps[1:]) >= 0.05
-
-
-def test_hurried_turns_leave_twice_the_time_for_which_they_waited_themselves() -> None:
     turns = Turns(lambda _: turned(threading.Event().wait(0.2)))
     with running(turns) as loop:
         loop.go_by(FAR_APART)
         while turns.count < 5:
             loop.hurry()
     gaps = [start - end for start, end in zip(turns.began[1:], turns.ended, strict=False)]
-    assert min(gaps[1:]) >= 0.38
+    assert min(gaps[1:]) >= 0.05
 
 
 def test_hurried_turns_are_no_further_apart_than_others() -> None:

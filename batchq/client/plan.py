@@ -54,7 +54,7 @@ from batchq.client.remedies import MOST_UNCORDONED, uncordon_command
 from batchq.client.request import decoded
 from batchq.client.requests import plan_steps
 from batchq.core.eligibility import names_in
-from batchq.core.placement.feasibility import largest_node, nodes_away
+from batchq.core.placement.feasibility import largest_node, named_nodes, nodes_away
 from batchq.core.placement.placement import gang_of
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
@@ -186,7 +186,7 @@ def advice_for(
         # Its owner holds it back and can release it; other advice would be premature.
         yield from _advise_release(trial, record)
         return
-    yield from _advise_uncordoning(trial, record, session, plan)
+    yield from _advise_nodes(trial, record, session, plan)
     yield from _advise_smaller(trial, record, session, plan)
     yield from _advise_fewer(trial, record, plan)
     if plan.never:
@@ -199,10 +199,12 @@ def advice_for(
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """The result of a trial, and the number of pods it would have evicted."""
+    """The result of a trial, and the number of pods that it would have evicted."""
 
     plan: GroupPlan
     evicted: int
+    #: Whether it would need still more nodes that are cordoned or not ready.
+    lacks_nodes: bool
 
     @property
     def outcome(self) -> Outcome:
@@ -240,7 +242,8 @@ class _AdviceTrial:
         session = self._deciding.decide_variant(with_objects(self._snapshot, changed))
         taken = victims(session, session, {self._key})
         evicted = sum(len(victim.pods) for victim in taken)
-        return _Result(group_plan(session, self._key), evicted)
+        lacks_nodes = bool(nodes and missing_nodes(session, session.by_key[self._key]))
+        return _Result(group_plan(session, self._key), evicted, lacks_nodes)
 
 
 def _is_held(group: PodGroup) -> bool:
@@ -283,30 +286,50 @@ def _first_reason(result: _Result) -> str:
     return "".join(f": {one.reason}, {one.message}" for one in result.plan.blockers[:1])
 
 
-def _advise_uncordoning(
+def _advise_nodes(
     trial: _AdviceTrial, group: PodGroup, session: Session, plan: GroupPlan
 ) -> Iterator[Advice]:
-    """Advise to uncordon the nodes that would take its pods."""
+    """Advise to uncordon the nodes that would take its pods, or to bring them back: a command of
+    batchq before a walk to a machine, and both only if neither suffices.
+    """
     if plan.external or plan.never:
         return
-    gang = gang_of(session, session.by_key[plan.key])
-    names = nodes_away(session, gang).cordoned
-    if not 0 < len(names) <= MOST_UNCORDONED:
-        return
-    nodes = [session.nodes.by_name[name].record for name in names]
-    result = trial.of(group, [_uncordoned(node) for node in nodes])
+    away = nodes_away(session, gang_of(session, session.by_key[plan.key]))
+    cordoned = away.cordoned if len(away.cordoned) <= MOST_UNCORDONED else ()
     needs_them = bool(missing_nodes(session, session.by_key[plan.key]))
-    if result.outcome is Outcome.NOW or (result.outcome is Outcome.WAITS and needs_them):
+    ways = ((cordoned, ()), ((), away.not_ready), (cordoned, away.not_ready))
+    for uncordoned, returned in dict.fromkeys(ways):
+        names = (*uncordoned, *returned)
+        if not names:
+            continue
+        result = trial.of(group, [_available(session, name) for name in names])
+        could_start = needs_them and result.outcome is Outcome.WAITS and not result.lacks_nodes
+        if result.outcome is not Outcome.NOW and not could_start:
+            continue
+        conditions = (
+            f"after {uncordon_command(uncordoned)}" if uncordoned else "",
+            _once_ready(returned) if returned else "",
+        )
         yield Advice(
-            change="uncordon",
+            change="nodeReady" if returned else "uncordon",
             value=" ".join(names),
             outcome=result.outcome,
-            sentence=f"after {uncordon_command(names)}, it {result.words()}",
+            sentence=f"{', and '.join(filter(None, conditions))}, it {result.words()}",
         )
+        return
 
 
-def _uncordoned(node: Node) -> Node:
-    return structs.replace(node, spec=structs.replace(node.spec, unschedulable=False))
+def _once_ready(names: Sequence[str]) -> str:
+    are = "is" if len(names) == 1 else "are"
+    return f"once {named_nodes(names)} {are} ready again (`batchq nodes`)"
+
+
+def _available(session: Session, name: str) -> Node:
+    """Return the record of a node as it is when it is heard now, and takes pods."""
+    node = session.nodes.by_name[name].record
+    spec = structs.replace(node.spec, unschedulable=False)
+    status = structs.replace(node.status, ready=True, heartbeat=session.now_ms)
+    return structs.replace(node, spec=spec, status=status)
 
 
 def _advise_smaller(

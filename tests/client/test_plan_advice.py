@@ -24,7 +24,7 @@ from tests.builders import (
     a_task,
     amounts,
 )
-from tests.client.plans import CPU_8, HIGH, a_check, a_request, advices, only, plan_of, plan_on
+from tests.client.plans import CPU_8, HIGH, NOW, a_check, a_request, advices, only, plan_of, plan_on
 
 
 def test_the_largest_request_that_starts_now_is_found() -> None:
@@ -67,6 +67,57 @@ def test_a_gang_that_needs_a_cordoned_node_and_others_to_end_is_advised_of_both(
 def test_uncordoning_a_node_that_takes_none_of_its_pods_is_not_advised() -> None:
     there = a_snapshot(
         *(a_node("n1", cpu=4, labels={"pool": "a"}), a_node("n2", cpu=4, cordoned=True)),
+        *a_running_group("r", cpu=2),
+    )
+    task = a_task("w", 1, requests={"cpu": 3}, command=("true",), node_selector={"pool": "a"})
+    assert advices(plan_on(there, a_request(tasks=(task,)))) == [
+        "asking for cpu 2 instead of 3, it would start now"
+    ]
+
+
+def test_a_gang_is_advised_to_bring_back_a_node_that_is_not_ready() -> None:
+    there = a_snapshot(a_node("n1", cpu=4), a_node("n2", cpu=4, ready=False))
+    plan = plan_on(there, a_request(replicas=8))
+    assert advices(plan)[:2] == [
+        "once n2 is ready again (`batchq nodes`), it would start now",
+        "asking for cpu 500m instead of 1 per pod, it would start now",
+    ]
+    first = only(plan).advice[0]
+    assert (first.change, first.value, first.outcome) == ("nodeReady", "n2", Outcome.NOW)
+
+
+def test_a_gang_is_advised_to_bring_back_a_node_that_has_been_silent() -> None:
+    there = a_snapshot(
+        a_node("n1", cpu=4, heartbeat=NOW), a_node("n2", cpu=4, heartbeat=NOW - 200_000)
+    )
+    assert advices(plan_on(there, a_request(replicas=8)))[0] == (
+        "once n2 is ready again (`batchq nodes`), it would start now"
+    )
+
+
+def test_a_gang_that_needs_a_silent_and_a_cordoned_node_is_advised_of_both() -> None:
+    there = a_snapshot(
+        a_node("n1", cpu=4), a_node("n2", cpu=4, cordoned=True), a_node("n3", cpu=4, ready=False)
+    )
+    assert advices(plan_on(there, a_request(replicas=12)))[0] == (
+        "after `batchq nodes uncordon n2`, and once n3 is ready again (`batchq nodes`),"
+        " it would start now"
+    )
+
+
+def test_a_gang_that_uncordoning_starts_is_not_advised_to_bring_back_a_node() -> None:
+    there = a_snapshot(
+        a_node("n1", cpu=4), a_node("n2", cpu=4, cordoned=True), a_node("n3", cpu=4, ready=False)
+    )
+    assert advices(plan_on(there, a_request(replicas=8)))[:2] == [
+        "after `batchq nodes uncordon n2`, it would start now",
+        "asking for cpu 500m instead of 1 per pod, it would start now",
+    ]
+
+
+def test_a_node_that_is_not_ready_and_takes_none_of_its_pods_is_not_advised() -> None:
+    there = a_snapshot(
+        *(a_node("n1", cpu=4, labels={"pool": "a"}), a_node("n2", cpu=4, ready=False)),
         *a_running_group("r", cpu=2),
     )
     task = a_task("w", 1, requests={"cpu": 3}, command=("true",), node_selector={"pool": "a"})

@@ -49,6 +49,46 @@ class DirectClient(redis.Redis):
         return pipeline
 
 
+class AskedAhead:
+    """A command whose answer is read later, over a connection that is in no other use meanwhile.
+
+    To be closed; whatever interrupts it closes the connection, so that no later command reads its
+    answer.
+    """
+
+    def __init__(self, client: redis.Redis, words: Sequence[Any]) -> None:
+        """Send the command."""
+        self._client = client
+        self._name = words[0]
+        idle = client.idle if isinstance(client, DirectClient) else None
+        self._borrowed: _Borrowed | None = _Borrowed(client.connection_pool, idle)
+        self._connection = self._borrowed.__enter__()
+        try:
+            self._connection.send_packed_command([_packed(words)])
+        except BaseException as error:  # Ctrl-C, too, leaves an answer unread
+            self._end(type(error))
+            raise
+
+    def read(self) -> Any:
+        """Return the answer, once, as redis-py's methods have it."""
+        try:
+            answer = self._client.parse_response(self._connection, self._name)  # type: ignore[no-untyped-call]
+        except BaseException as error:  # Ctrl-C, too, leaves an answer unread
+            self._end(type(error))
+            raise
+        self._end(None)
+        return answer
+
+    def close(self) -> None:
+        """Close the connection, unless the answer was read."""
+        self._end(InterruptedError)
+
+    def _end(self, kind: type[BaseException] | None) -> None:
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is not None:
+            borrowed.__exit__(kind)
+
+
 def forget_idle(client: redis.Redis) -> None:
     """Give every connection that is not in use back to the client's pool."""
     if isinstance(client, DirectClient) and client.idle is not None:

@@ -8,7 +8,7 @@ past the reader, or the server has lost writes. Then the mirror lists again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import monotonic, monotonic_ns
 from typing import Any, TypeAlias, cast
@@ -35,10 +35,9 @@ from batchq.store.liveness import (
 )
 from batchq.store.memory import ObjectTable
 from batchq.store.records import Decode, field_of_key, key_of_field, read_record
+from batchq.store.scan import PAGE, read_many, read_one, scan_objects, scan_page
 from batchq.store.sharing_reader import SharingReader
 
-#: Objects per reply while listing.
-PAGE = 1_000
 #: Changes per reply while watching: a large session's writes fit in one.
 CHANGES_A_TRIP = 20_000
 #: How often a list is started again because the stream was trimmed meanwhile.
@@ -142,27 +141,6 @@ def _change(raw_id: bytes, fields: dict[bytes, bytes], decode: Decode) -> Change
 def _repair(fields: dict[bytes, bytes]) -> tuple[str, int] | None:
     key, was = fields[b"repaired"].decode(), records.whole(fields.get(b"was"))
     return (key, was) if key in (keys.REVISION, keys.CHANGES) and was is not None else None
-
-
-def scan_objects(link: Link, kind: str) -> Iterator[tuple[str, bytes]]:
-    """Yield every object of a kind as stored, a page at a time; one may come twice."""
-    cursor = 0
-    while True:
-        cursor, page = scan_page(link, kind, cursor)
-        yield from page.items()
-        if cursor == 0:
-            return
-
-
-def scan_page(link: Link, kind: str, cursor: int) -> tuple[int, dict[str, bytes]]:
-    """Return the next page of a kind's objects, and the next cursor (0 at the end)."""
-    following, page = link.ask(
-        lambda client: cast(
-            tuple[int, dict[bytes, bytes]],
-            client.hscan(keys.objects(kind), cursor=cursor, count=PAGE),
-        )
-    )
-    return int(following), {key_of_field(key): value for key, value in page.items()}
 
 
 class Mirror:
@@ -675,21 +653,6 @@ class _ShardTurn:
                     return
             self._kinds = [*self._kinds[1:], kind]
             self._cursor, self._after, self._scanned = 0, "", False
-
-
-def read_many(link: Link, kind: str, wanted: Sequence[str]) -> dict[str, bytes]:
-    """Return objects of a kind as stored, by key; missing ones are left out."""
-    fields = [field_of_key(key) for key in wanted]
-    values = link.ask(
-        lambda client: cast("list[bytes | None]", client.hmget(keys.objects(kind), fields))
-    )
-    return {key: value for key, value in zip(wanted, values, strict=True) if value is not None}
-
-
-def read_one(link: Link, kind: str, key: str) -> bytes | None:
-    """Return an object as stored; None if it is missing."""
-    field = field_of_key(key)
-    return link.ask(lambda client: cast("bytes | None", client.hget(keys.objects(kind), field)))
 
 
 #: Namespace and queue.

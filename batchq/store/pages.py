@@ -21,8 +21,8 @@ from batchq.api.views import Page
 from batchq.errors import StoreUnavailable
 from batchq.store import keys
 from batchq.store.link import Link, is_forbidden, is_wrong_type
-from batchq.store.mirror import read_many
 from batchq.store.records import Entry, field_of_key, key_of_field, read_record
+from batchq.store.scan import read_many
 
 #: Names in one reply, which takes the server some milliseconds.
 NAMES_A_REPLY = 10_000

@@ -37,16 +37,12 @@ from batchq.store.link import (
 )
 from batchq.store.liveness import Alive, Contact, Renewal, ServerClock, beats_of
 from batchq.store.mirror import (
-    PAGE,
     IsWanted,
     Mirror,
     MirrorDifference,
     Trimmed,
     after_change,
     read_changes,
-    read_many,
-    read_one,
-    scan_objects,
 )
 from batchq.store.node_channels import (
     AcknowledgedReport,
@@ -74,6 +70,7 @@ from batchq.store.records import (
 )
 from batchq.store.roles import forbidden
 from batchq.store.rules import Held, commit_of, well_formed
+from batchq.store.scan import PAGE, read_many, read_one, scan_objects
 
 #: Bounds of one call of the script: the server does nothing else meanwhile, and large calls take
 #: longer for each write, as their data no longer fits the processor's caches. A single transaction

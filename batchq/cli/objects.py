@@ -504,7 +504,20 @@ def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: O
 
 
 def _stated_resources(applied: Sequence[Applied]) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the subject of each quota and queue with the resources that it names."""
+    """Yield the subject of each quota and queue with the resources that it names, but for those of
+    external groups applied with it: they use no node, so no node needs to have their resources.
+    """
+    elsewhere = {
+        name
+        for one in applied
+        if isinstance(one.object, PodGroup) and one.object.spec.controller == "external"
+        for name in one.object.spec.min_resources
+    }
+    for subject, names in _resources_of_limits(applied):
+        yield subject, [name for name in names if name not in elsewhere]
+
+
+def _resources_of_limits(applied: Sequence[Applied]) -> Iterator[tuple[str, Iterable[str]]]:
     for one in applied:
         meta = one.object.metadata
         if isinstance(one.object, ResourceQuota):

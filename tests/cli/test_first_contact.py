@@ -279,6 +279,16 @@ def test_a_queue_with_a_resource_that_no_node_has_gets_a_warning(
     ]
 
 
+def test_a_limit_of_what_an_external_group_of_the_file_asks_for_gets_no_warning(
+    batchq: Batchq, stage: Stage
+) -> None:
+    stage.furnish(a_node("n1", cpu=4))
+    example = Path(__file__).resolve().parents[2] / "conf" / "examples" / "external.yaml"
+    done = batchq("apply", "-f", str(example))
+    assert (done.code, done.err) == (0, "")
+    assert done.out == "queue render-farm created\npodgroup default/render created\n"
+
+
 def test_a_quota_before_there_is_a_node_gets_no_warning(server: Server) -> None:
     done = run("quota", "set", "default", "cpuu=4", url=server.url)
     assert (done.code, done.err) == (0, "")

@@ -12,14 +12,14 @@ from batchq.api.node_features import is_named, lacking_runtime, no_node_matches
 from batchq.api.notation import format_duration, format_instant
 from batchq.api.objects import Pledge, gates_of, is_gated
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
-from batchq.api.resources import PODS, describe_quantity
+from batchq.api.resources import PODS, describe_quantity, minus
 from batchq.api.transaction import POD_GROUPS
 from batchq.api.views import NO_LEADER
 from batchq.client.outcomes import (
     agents_to_upgrade,
     missing_nodes,
 )
-from batchq.client.overview import backfilling_of, gates_of_task
+from batchq.client.overview import backfilling_of, borrowers, gates_of_task, queue_views
 from batchq.core.eligibility import (
     DependencyState,
     dependency_state,
@@ -36,6 +36,7 @@ from batchq.core.placement.feasibility import (
 )
 from batchq.core.placement.placement import gang_of
 from batchq.core.placement.trial import verdicts_of
+from batchq.core.preemption.preemptors import RECLAIM, ends_above
 from batchq.core.quota.head_reservation import is_array_with_retries
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
@@ -330,8 +331,33 @@ def _lacks_resources(session: Session, group: GroupState, verdict: Verdict) -> s
         f"wait until {_others(group)} end",
         _at_most(group, verdict, free),
         *_ways_with_nodes_away(session, group),
+        _reclaiming(session, group, verdict),
         "have nodes added",
     )
+
+
+def _reclaiming(session: Session, group: GroupState, verdict: Verdict) -> str:
+    """Return how its queue could take back the resource that others borrow; '' if it could not."""
+    queue = session.queues.get(group.queue)
+    if queue is None or queue.record.spec.preemption.reclaim != "Never":
+        return ""
+    if group.phase in ADMITTED or RECLAIM not in session.actions:
+        return ""
+    need = minus(group.reservation, session.ledger.charged(group))
+    if ends_above(session, queue.name, need, group.reservation):
+        return ""
+    loans = borrowers(queue_views(session), session.tree, queue.name)
+    names = [
+        loan.queue
+        for loan in loans
+        if verdict.resource in loan.amounts
+        and (other := session.tree.records.get(loan.queue)) is not None
+        and other.spec.reclaimable
+    ]
+    if not names:
+        return ""
+    whose = f"queue {names[0]} borrows" if len(names) == 1 else f"{named_nodes(names)} borrow"
+    return f"have `preemption.reclaim: Any` set on queue {queue.name}, to take back what {whose}"
 
 
 def _returning_nodes(session: Session, group: GroupState) -> str:

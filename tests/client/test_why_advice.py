@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from batchq.api.objects import (
     CheckState,
     Launch,
     PodGroupStatus,
+    QueuePreemption,
     Retry,
     SchedulingGate,
     Taint,
@@ -24,7 +26,7 @@ from batchq.cli.output.tables import where_or_why
 from batchq.client.overview import Overview
 from batchq.client.remedies import remedy_for
 from batchq.client.why import periods_of, waited_for
-from tests.builders import a_node, a_pod, a_queue, a_quota, a_task
+from tests.builders import RECLAIMS, a_node, a_pod, a_queue, a_quota, a_task
 from tests.client.waits import MINUTE, NEVER, NOW, World, a_check, asks
 from tests.tidy.command_lines import accept
 
@@ -270,6 +272,49 @@ def test_capacity_freed_by_other_groups_is_distinguished_from_free_capacity(
         "not known: only groups with a walltime have a known end, and after all of those it still"
         " needs cpu 7, and the cluster has 4 free (4 of 8 in use)"
     )
+
+
+# --- queues that others borrow from ---------------------------------------------------------------
+
+
+def lent_out(*, mine: QueuePreemption = NEVER, asked: int = 2, **theirs: Any) -> World:
+    """Return a world in which queue theirs uses all of a node, and `waits` is in queue mine."""
+    world = World(
+        a_node("n1", cpu=4), a_queue("mine", preemption=mine), a_queue("theirs", **theirs)
+    )
+    world.run(asks("runs", queue="theirs", requests={"cpu": 4}))
+    world.add(asks("waits", queue="mine", requests={"cpu": asked}))
+    world.settle()
+    return world
+
+
+def test_a_queue_that_takes_nothing_back_is_advised_to_reclaim_what_others_borrow() -> None:
+    assert remedies(lent_out(), "waits") == [
+        (
+            "WaitingForResources",
+            (
+                "wait until others end, have `preemption.reclaim: Any` set on queue mine, to take"
+                " back what queue theirs borrows, or have nodes added"
+            ),
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        # It would hold more than it deserves, which no reclaim gives it.
+        lambda: lent_out(asked=3),
+        lambda: lent_out(reclaimable=False),
+        # It reclaims already; `No victims` says why it finds nothing.
+        lambda: lent_out(mine=RECLAIMS, preemption=NEVER, guarantee={"cpu": 4000}),
+    ],
+)
+def test_a_queue_that_reclaiming_would_not_help_is_not_advised_to_reclaim(
+    world: Callable[[], World],
+) -> None:
+    for _, remedy in remedies(world(), "waits"):
+        assert "preemption.reclaim" not in remedy
 
 
 # --- nodes that take no pods ----------------------------------------------------------------------

@@ -35,6 +35,7 @@ from batchq.api.objects import (
     PriorityClass,
     Queue,
     ResourceQuota,
+    key_of,
 )
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, hard_limit, limit_of_queue, namespace_scope, queue_scope
@@ -215,6 +216,8 @@ class SchedulerCache:
         #: Uid -> the groups that depend on it, by uid.
         self.dependents: dict[str, dict[str, None]] = {}
         self._seen = Snapshot()
+        #: The groups of a snapshot described by hand, and the same by key; made on demand.
+        self._by_record_key: tuple[Sequence[PodGroup], dict[str, PodGroup]] = ((), {})
         #: Queues, priority classes, and the plugin settings that affect groups.
         self._judged = Generation()
         #: The inputs of the limits.
@@ -332,22 +335,34 @@ class SchedulerCache:
         return entered, [*self.groups, *inadmissible.awaited]
 
     def _may_wait_unbuilt(self, session: Session) -> bool:
-        """Return whether members of classes may have no states: their keys must find them, and
-        their place in line must be known without asking plugins.
+        """Return whether members of classes may have no states: their place in line must be known
+        without asking plugins.
         """
-        return isinstance(session.snapshot.groups, Rows) and session.plugins.orders_by_priority
+        return session.plugins.orders_by_priority
 
     def _build_member(self, entry: Entry) -> GroupState:
         """Build the state of a group that was taken in as a member of a class without one."""
-        line_key, record, peers = entry
-        state = self._build_alone(record, (), None)
-        state.peers, state.line_key = peers, line_key
+        line_key, record, model = entry
+        state = GroupState(
+            record,
+            (),
+            model.priority,
+            model.shape,
+            model.chain,
+            scopes=model.scopes,
+            gates_hold=self._meant[0],
+        )
+        state.peers, state.line_key = model.peers, line_key
         self.by_key[state.key] = state
         return state
 
     def _record_of(self, key: str) -> PodGroup | None:
         groups = self._seen.groups
-        return groups.get(key) if isinstance(groups, Rows) else None
+        if isinstance(groups, Rows):
+            return groups.get(key)
+        if self._by_record_key[0] is not groups:
+            self._by_record_key = groups, {key_of(record): record for record in groups}
+        return self._by_record_key[1].get(key)
 
     def end(self) -> None:
         """Mark the state as complete, so that the next session can take it over."""

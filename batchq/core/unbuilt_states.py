@@ -7,24 +7,30 @@ asks for it: by uid, by key, or in order. The states are then equal to those bui
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
-from batchq.api.objects import PodGroup
+from batchq.api.objects import PodGroup, PodGroupStatus
 from batchq.core.chunks import Ordered, uid_order
 from batchq.core.session.specs import only_waits
 from batchq.core.session.state import EquivalenceClass, GroupState, Key, reasons_key
 
-#: A member without a state: its sort key, its record, and its class. Stored in plain tuples, since
+#: A member without a state: its sort key, its record, and its model. Stored in plain tuples, since
 #: there may be a million.
-Entry: TypeAlias = tuple[Key, PodGroup, EquivalenceClass]
+Entry: TypeAlias = tuple[Key, PodGroup, "Model"]
 
 _KEY = itemgetter(0)
-#: Of how many specs members are taken in without a state.
+#: Of how many specs members are taken in without a state, and how many more objects are known to
+#: equal one of these.
 _MOST_MODELS = 16_384
+#: With how many models a spec is compared, and after how many specs in a row that equalled none of
+#: them no more are.
+_MOST_COMPARED = 4
+_MOST_IN_VAIN = 1_000
 
 
 class GroupStates(dict[str, GroupState]):
@@ -169,42 +175,101 @@ class Members(Ordered[GroupState]):
         return cast(GroupState, item)
 
 
-class _Model:
+class Model:
     """A member of a class, and what follows from it for groups with its spec and its namespace."""
 
-    __slots__ = ("by_status", "keys", "more", "peers")
+    __slots__ = (
+        "_by_status",
+        "_last",
+        "chain",
+        "keys",
+        "more",
+        "peers",
+        "priority",
+        "scopes",
+        "shape",
+        "spec",
+    )
 
-    def __init__(self, peers: EquivalenceClass, keys: Key) -> None:
+    def __init__(self, state: GroupState, peers: EquivalenceClass, keys: Key) -> None:
+        self.spec = state.record.spec
+        self.priority, self.shape = state.priority, state.own_shape
+        self.chain, self.scopes = state.chain, state.scopes
         self.peers = peers
         #: The plugins' sort keys.
         self.keys = keys
         #: By the id of a status: the uids of the members with its reasons; None if a group with it
-        #: does more than wait.
-        self.by_status: dict[int, dict[str, None] | None] = {}
+        #: does more than wait. And the same of the last status.
+        self._by_status: dict[int, dict[str, None] | None] = {}
+        self._last: tuple[PodGroupStatus | None, dict[str, None] | None] = (None, None)
         self.more: list[Entry] = []
+
+    def uids_like(self, record: PodGroup) -> dict[str, None] | None:
+        """Return the uids of the members with the reasons of a record, of which the record then
+        must become one; None if it does more than wait.
+        """
+        status = record.status
+        try:
+            return self._by_status[id(status)]
+        except KeyError:
+            pass
+        last, uids = self._last
+        if status != last:
+            uids = _uids_of(self.peers, record)
+            self._last = status, uids
+        if len(self._by_status) < _MOST_MODELS:
+            self._by_status[id(status)] = uids
+        return uids
+
+    def forget_records(self) -> None:
+        """Let go of the records of a snapshot, which the model may outlast."""
+        self._by_status, self._last, self.more = {}, (None, None), []
 
 
 class BareRecords:
     """The waiting records of one snapshot that join classes without a state, since a group with the
-    same spec was found to be a member. They last as long as the snapshot, so ids identify specs and
-    statuses.
+    same or an equal spec was found to be a member. They last as long as the snapshot, so ids
+    identify specs and statuses.
     """
 
     def __init__(self, groups: GroupStates, special: Container[str]) -> None:
         """`special` has the uids of groups that are not like others whatever their records say."""
         self._groups = groups
         self._special = special
-        self._models: dict[tuple[str, int], _Model] = {}
+        self._models: list[Model] = []
+        #: By namespace and the id of a spec.
+        self._by_spec: dict[tuple[str, int], Model] = {}
+        #: The latest ones by namespace and queue.
+        self._latest: defaultdict[tuple[str, str], list[Model]] = defaultdict(list)
+        self._compared_in_vain = 0
 
     def learn(self, state: GroupState) -> None:
         """Take in groups like this one, which was just built, without a state from now on."""
         peers, line_key, record = state.peers, state.line_key, state.record
         if peers is None or line_key is None or state.given_shape.has_choice or state.domain:
             return
-        at = record.metadata.namespace, id(record.spec)
-        if at not in self._models and len(self._models) < _MOST_MODELS:
+        namespace, spec = record.metadata.namespace, record.spec
+        if (namespace, id(spec)) not in self._by_spec and len(self._models) < _MOST_MODELS:
             # Behind the plugins' keys come the queue time and the uid.
-            self._models[at] = _Model(peers, line_key[:-2])
+            model = self._by_spec[namespace, id(spec)] = Model(state, peers, line_key[:-2])
+            self._models.append(model)
+            latest = self._latest[namespace, spec.queue]
+            latest.insert(0, model)
+            del latest[_MOST_COMPARED:]
+
+    def _with_equal_spec(self, record: PodGroup) -> Model | None:
+        """Return a model whose spec is another object, but equal to that of a record."""
+        if self._compared_in_vain >= _MOST_IN_VAIN:
+            return None
+        namespace, spec = record.metadata.namespace, record.spec
+        for model in self._latest.get((namespace, spec.queue), ()):
+            if model.spec == spec:
+                self._compared_in_vain = 0
+                if len(self._by_spec) < 2 * _MOST_MODELS:
+                    self._by_spec[namespace, id(spec)] = model
+                return model
+        self._compared_in_vain += 1
+        return None
 
     def others(self, records: Iterable[PodGroup]) -> Iterator[PodGroup]:
         """Take in what needs no state, and yield the other records. Of two that claim the same uid,
@@ -212,27 +277,20 @@ class BareRecords:
         """
         # The loop runs a million times, so it calls little.
         unbuilt, is_built = self._groups.unbuilt, partial(dict.__contains__, self._groups)
-        models, special = self._models, self._special
+        by_spec, special = self._by_spec, self._special
         for record in records:
             meta, status = record.metadata, record.status
             uid = meta.uid
             if uid in unbuilt or is_built(uid):
                 continue
-            model = models.get((meta.namespace, id(record.spec)))
-            if model is None or uid in special:
-                yield record
-                continue
-            try:
-                uids = model.by_status[id(status)]
-            except KeyError:
-                uids = model.by_status[id(status)] = _uids_of(model.peers, record)
-            if uids is None:
+            model = by_spec.get((meta.namespace, id(record.spec))) or self._with_equal_spec(record)
+            if model is None or uid in special or (uids := model.uids_like(record)) is None:
                 yield record
                 continue
             since = status.queue_time
             if since is None:
                 since = meta.creation_timestamp or 0
-            entry = ((*model.keys, since, uid_order(uid)), record, model.peers)
+            entry = ((*model.keys, since, uid_order(uid)), record, model)
             unbuilt[uid] = entry
             model.more.append(entry)
             uids[uid] = None
@@ -240,16 +298,17 @@ class BareRecords:
     def close(self) -> None:
         """Put the members into their classes."""
         more: dict[EquivalenceClass, list[Entry]] = {}
-        for model in self._models.values():
+        for model in self._models:
             if model.more:
                 more.setdefault(model.peers, []).extend(model.more)
+            model.forget_records()
         for peers, entries in more.items():
             peers.members = Members(self._groups, peers.members, entries)
 
 
 def _uids_of(peers: EquivalenceClass, record: PodGroup) -> dict[str, None] | None:
-    """Return where a class has the uids of members with the record's reasons, of which it then must
-    have one; None if its status has more to say than that it waits.
+    """Return where a class has the uids of members with the record's reasons; None if its status
+    has more to say than that it waits.
     """
     status = record.status
     if (

@@ -9,7 +9,16 @@ import pytest
 from msgspec import structs
 
 from batchq.api.lifecycle import PodPhase
-from batchq.api.objects import PodGroup, PodGroupStatus, key_of
+from batchq.api.objects import (
+    Dependency,
+    Launch,
+    PodGroup,
+    PodGroupSpec,
+    PodGroupStatus,
+    Retry,
+    SchedulingGate,
+    key_of,
+)
 from batchq.api.reasons import Verdict
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
@@ -20,7 +29,7 @@ from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
 from batchq.core.unbuilt_states import GroupStates
 from batchq.scheduler.cycle import Scheduler
-from tests.builders import a_group, a_node, a_pod, a_queue, a_snapshot
+from tests.builders import a_group, a_node, a_pod, a_queue, a_snapshot, a_task
 
 FULL = 2
 _MODEL = a_group("g0", 1)
@@ -156,6 +165,68 @@ def test_a_group_that_waits_again_with_its_ended_pods_does_not_stop_a_scheduler_
     assert all(peers.by_reasons.values())
     admitted = {group.key for group in session.effects.touched.values() if group.status.admission}
     assert admitted == {"default/g0", "default/g1"}
+
+
+@pytest.mark.parametrize("in_rows", [True, False])
+def test_groups_with_equal_specs_and_statuses_of_their_own_are_taken_in_without_states(
+    *, in_rows: bool
+) -> None:
+    groups = tuple(a_group(f"g{number}", 1, created=number) for number in range(4))
+    world = _stored(*groups)
+    if not in_rows:
+        # As a snapshot described by hand.
+        world = structs.replace(world, groups=groups)
+    session = assemble(SchedulerConfig()).open(world, 0)
+    assert _unbuilt(session) == ["g1", "g2", "g3"]
+    (peers,) = session.queues["default"].line.classes.values()
+    assert [list(uids) for uids in peers.by_reasons.values()] == [["g0", "g1", "g2", "g3"]]
+    first, second = session.by_key["default/g0"], session.by_key["default/g1"]
+    assert second.record is groups[1]
+    assert second.shape is first.shape
+    assert second.scopes is first.scopes
+    assert (second.chain, second.priority) == (first.chain, first.priority)
+    assert "default/no" not in session.by_key
+
+
+#: Another value of each field of a spec.
+_CHANGES = {
+    "queue": "other",
+    "min_member": 1,
+    "min_resources": {"cpu": 2_000},
+    "priority_class_name": "high",
+    "scheduling_gates": (SchedulingGate(name="release"),),
+    "suspend": True,
+    "walltime": 1_000,
+    "retry": Retry(limit=1),
+    "ttl_after_finished": 1_000,
+    "depends_on": (Dependency(name="g0", uid="g0"),),
+    "controller": "external",
+    "token": "self",
+    "share": "namespace",
+    "launch": Launch(),
+    "topology": {"rack": "required"},
+    "exclusive": True,
+    "max_pods_per_node": 1,
+    "pack": True,
+    "tasks": (a_task("w", 1, command=("true",)),),
+}
+
+
+@pytest.mark.parametrize("changed", PodGroupSpec.__struct_fields__)
+def test_a_group_whose_spec_differs_in_any_field_is_taken_in_for_itself(changed: str) -> None:
+    groups = [a_group(f"g{number}", 1, created=number) for number in range(3)]
+    spec = structs.replace(groups[1].spec, **{changed: _CHANGES[changed]})
+    session = _opened(groups[0], structs.replace(groups[1], spec=spec), groups[2])
+    assert _unbuilt(session) == ["g2"]
+
+
+def test_groups_in_another_namespace_are_taken_in_for_themselves() -> None:
+    places = [("default", "g0"), ("other", "g1"), ("default", "g2"), ("other", "g3")]
+    session = _opened(*(a_group(name, 1, namespace=namespace) for namespace, name in places))
+    assert _unbuilt(session) == ["g2", "g3"]
+    classes = session.queues["default"].line.classes.values()
+    found = [[group.namespace for group in peers.members] for peers in classes]
+    assert found == [["default", "default"], ["other", "other"]]
 
 
 class ByName:

@@ -172,11 +172,14 @@ class SharingReader:
     def _group(self, stored: bytes) -> PodGroup:
         parts = _STORED.decode(stored)
         self._share_of_metadata(parts.metadata)
-        return PodGroup(
-            metadata=parts.metadata,
-            spec=self._spec(bytes(parts.spec)),
-            status=self._status(bytes(parts.status)),
-        )
+        try:
+            spec, status = self._spec(bytes(parts.spec)), self._status(bytes(parts.status))
+        except DAMAGE:
+            # A part's error names a place in the part. This raises it with the place in the record,
+            # as every other reader does.
+            read_object("PodGroup", stored)
+            raise
+        return PodGroup(metadata=parts.metadata, spec=spec, status=status)
 
     def _spec(self, stored: bytes) -> PodGroupSpec:
         if not stored:

@@ -23,6 +23,7 @@ from batchq.api.objects import (
     PodStatus,
     PodTemplate,
     Task,
+    Unreadable,
 )
 from batchq.api.reasons import Verdict, Waiting
 from batchq.store import records, sharing_reader
@@ -240,3 +241,22 @@ def test_reading_one_after_the_other_changes_none_of_them(groups: list[PodGroup]
     assert found == groups
     assert [stored(one) for one in found] == [stored(one) for one in groups]
     assert found == [records.read_object("PodGroup", stored(one)) for one in groups]
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        (b'"requests":{"cpu":1000}', b'"requests":{"cpu":"x"}'),
+        (b'"reservation":{"cpu":1000}', b'"reservation":{"cpu":"x"}'),
+        (b'"name":"g1"', b'"name":7'),
+    ],
+)
+def test_a_damaged_group_is_unreadable_for_the_reason_that_a_lone_read_gives(
+    good: bytes, bad: bytes
+) -> None:
+    whole = stored(group(1))
+    assert whole.count(good) == 1
+    damaged = whole.replace(good, bad)
+    alone = records.read_record("PodGroup", "team/g1", damaged)
+    assert isinstance(alone, Unreadable)
+    assert SharingReader().read_record("PodGroup", "team/g1", damaged) == alone

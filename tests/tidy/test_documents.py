@@ -12,6 +12,7 @@ import pytest
 
 from batchq import errors
 from batchq.api.lifecycle import POD_GROUP_MOVES, POD_MOVES, allowed
+from batchq.api.reasons import Waiting
 from batchq.http.route_table import ROUTES, right_of
 from tests.tidy.command_lines import accept, commands_in, shell_lines, simple_commands
 from tests.tidy.source import ROOT, files, parsed, place, python_files
@@ -135,6 +136,25 @@ def module(name: str) -> Path | None:
     return next((path for path in found if path.exists()), None)
 
 
+def test_each_reason_for_waiting_leads_to_modules_that_give_it() -> None:
+    text = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+    _, _, section = text.partition("## Where each reason comes from\n")
+    rows = re.findall(r"^\| (`[A-Z].*?) \| (.*) \|$", section, re.MULTILINE)
+    named = {
+        Waiting(reason): set(re.findall(r"`([\w/]+/\w+\.py)`", modules))
+        for reasons, modules in rows
+        for reason in re.findall(r"`(\w+)`", reasons)
+    }
+    assert named.keys() == set(Waiting)
+    silent = [
+        f"{path} for {reason}"
+        for reason, paths in named.items()
+        for path in sorted(paths)
+        if not re.search(rf"\b{reason.name}\b", (ROOT / path).read_text("utf-8"))
+    ]
+    assert silent == []
+
+
 def test_the_table_of_caches_names_attributes_that_exist() -> None:
     text = (ROOT / "batchq" / "core" / "caches.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`[^|]+)", text, re.MULTILINE)
@@ -165,7 +185,8 @@ def test_each_question_of_a_newcomer_has_an_answer_on_a_page_that_the_readme_lin
         "admitted",
         "refused",
         "bound",
-        "lease renewed",
+        "leases of a node.*renewed",
+        "heartbeat",
         "free quota",
         "exec`",
         "device",

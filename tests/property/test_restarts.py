@@ -75,7 +75,10 @@ class Restarted(Scheduler):
                 name: self.parts.setdefault(msgspec.json.encode([name, value]), value)
                 for name, value in (("spec", group.spec), ("status", group.status))
             }
-            known = self.read[group.metadata.uid] = (group, structs.replace(group, **parts))
+            # Half of the records keep parts of their own, as when a file describes them.
+            shares = self.dice.random() < 0.5
+            shared = structs.replace(group, **parts) if shares else group
+            known = self.read[group.metadata.uid] = (group, shared)
         return known[1]
 
 

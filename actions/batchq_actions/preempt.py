@@ -58,7 +58,9 @@ class Preempt:
         if queue is None:
             return []
         if queue.record.spec.preemption.within_queue == "Never":
-            return [f"queue {queue.name} takes nothing from its own (preemption.withinQueue Never)"]
+            return [
+                f"queue {queue.name} evicts none of its own groups (preemption.withinQueue Never)"
+            ]
         if why := why_no_request(session, group):
             return [why]
         if not has_victims(session, group):
@@ -83,7 +85,7 @@ def _without_lower_priority(session: Session, group: GroupState) -> str:
     if not others:
         return f"no other group in queue {group.queue} holds anything"
     return (
-        f"no group in queue {group.queue} has a lower priority than its {group.priority}:"
+        f"its priority is {group.priority}, and no group in queue {group.queue} has a lower one:"
         f" the lowest of {counted(len(others), 'group')} is {min(others)}"
     )
 

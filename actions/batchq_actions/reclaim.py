@@ -82,7 +82,7 @@ class Reclaim:
         if queue is None or len(session.queues) < 2:
             return []
         if queue.record.spec.preemption.reclaim == "Never":
-            return [f"queue {queue.name} takes nothing back (preemption.reclaim Never)"]
+            return [f"queue {queue.name} takes nothing back from others (preemption.reclaim Never)"]
         if why := why_no_request(session, group):
             return [why]
         need = minus(group.reservation, session.ledger.charged(group))

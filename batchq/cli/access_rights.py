@@ -754,5 +754,8 @@ def _password_in(path: Path) -> bytes:
         with click.open_file(str(path), "rb") as file:
             read: bytes = file.read(_LONGEST_PASSWORD_BYTES)
     except OSError as error:
-        raise InvalidInput(f"the password file {path}: {error.strerror}") from None
+        raise InvalidInput(
+            f"the password file {path} cannot be read: {error.strerror}",
+            hint=f"`openssl rand -hex 32 > {path}` creates one" if not path.exists() else "",
+        ) from None
     return read.rstrip(b"\r\n")

@@ -104,7 +104,10 @@ def drain(shared: Globals, name: str, timeout: str | None) -> None:
     """Cordon a node, and wait until its pods have ended."""
     with shared.connect() as client:
         client.cordon(name)
-        echo(f"node {name} cordoned; waiting for its pods to end", err=True)
+        echo(
+            f"node {name} cordoned; waiting until its pods have ended (Ctrl-C ends the wait)",
+            err=True,
+        )
         stays = f"node {name} stays cordoned, and its pods keep running"
         with on_interrupt(stays, hint=f"`batchq nodes uncordon {name}` reverts this"):
             left = client.wait_until_empty(name, timeout_s=seconds_of(timeout))

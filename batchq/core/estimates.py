@@ -435,7 +435,7 @@ def _first_fit(session: Session, group: GroupState, not_before: int) -> Expected
             return Expected(at, ended=_ended_until(session, table, group, at, lacking))
     lacks = left[0].message() if left else "finds no nodes with capacity for all its pods"
     if len(table.instants()) == 1 and not stopping:
-        return Expected(None, why=f"nothing is known to end: it {lacks}")
+        return Expected(None, why=f"no end of a running group is known: it {lacks}")
     if lacking and lacking[0].message() == lacks:
         return Expected(None, why=f"no walltime says when what it lacks will be free: it {lacks}")
     # These numbers are for a later instant than now.

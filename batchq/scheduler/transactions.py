@@ -356,7 +356,7 @@ def _line(group: GroupState, intent: Intent) -> tuple[str, str] | None:
             victims = counted(len(intent.victims), "victim")
             return ("Pledged", f"pledged the resources of {victims} ({intent.action})")
         case intents.EndPledge():
-            text = "it was placed or gave up, and nothing is pledged to it any more"
+            text = "no resources of victims are kept for it any more: it was placed, or gave up"
             return ("PledgeEnded", text)
         case intents.RollBack():
             return (intent.reason, intent.message or "back to Pending")

@@ -568,13 +568,21 @@ def head_of(stored: bytes) -> tuple[str, str, str, str]:
     return revision, phase, fence, stop
 
 
+#: How msgspec reports a value of the wrong type: what was expected, and where.
+_AT_PLACE = re.compile(r"(Expected .+) - at `\$\.?(\S+)`")
+
+
 def reason_of(error: BaseException) -> str:
     """Return why something could not be decoded, in one short line."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 (byte {error.start})"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return shown(str(error), _LONGEST_REASON)[1:-1]
+    text = str(error)
+    if placed := _AT_PLACE.fullmatch(text):
+        what, where = placed.groups()
+        text = f"{where}: {what[0].lower()}{what[1:].replace(', got ', ', found ')}"
+    return shown(text, _LONGEST_REASON)[1:-1]
 
 
 _NO_PLAIN = re.compile(rb"[^!-\[\]-~]")

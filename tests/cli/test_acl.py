@@ -91,7 +91,11 @@ def test_a_workers_user_is_bound_to_its_nodes() -> None:
         (["readonly", "--user", "me +@all"], 2, "user 'me +@all': expected letters, digits"),
         (["readonly", "--hash", "secret"], 2, "expected 64 hexadecimal digits of a SHA-256"),
         (["readonly", "--password-file", "-"], 1, "expected one line, the password"),
-        (["readonly", "--password-file", "no-such"], 1, "no-such: No such file or directory"),
+        (
+            ["readonly", "--password-file", "no-such"],
+            1,
+            "the password file no-such cannot be read: No such file or directory",
+        ),
         (["readonly", "--password-file", "-", "--hash", "0"], 2, "exclude each other"),
     ],
 )

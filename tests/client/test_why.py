@@ -227,9 +227,9 @@ def test_without_a_walltime_the_start_is_unknown() -> None:
     start = world.why("waits").start
     assert start is not None
     assert start.at is None
-    assert (
-        start.why
-        == "nothing is known to end: it needs cpu 1, and the cluster has 0 free (1 of 1 in use)"
+    assert start.why == (
+        "no end of a running group is known: it needs cpu 1, and the cluster has 0 free (1 of 1 in"
+        " use)"
     )
 
 
@@ -326,7 +326,10 @@ def test_groups_of_equal_priority_are_not_victims() -> None:
     world = crowded(runs=(asks("a", requests={"cpu": 4}),), waits=asks("b"))
     assert spared(world, "b") == {
         "preempt": (
-            "no group in queue default has a lower priority than its 0: the lowest of 1 group is 0",
+            (
+                "its priority is 0, and no group in queue default has a lower one:"
+                " the lowest of 1 group is 0"
+            ),
         )
     }
 
@@ -338,7 +341,7 @@ def test_a_queue_may_exclude_preemption_within_itself() -> None:
         waits=asks("b", priority_class_name="high"),
     )
     assert spared(world, "b") == {
-        "preempt": ("queue default takes nothing from its own (preemption.withinQueue Never)",)
+        "preempt": ("queue default evicts none of its own groups (preemption.withinQueue Never)",)
     }
 
 

@@ -260,3 +260,10 @@ def test_a_damaged_group_is_unreadable_for_the_reason_that_a_lone_read_gives(
     alone = records.read_record("PodGroup", "team/g1", damaged)
     assert isinstance(alone, Unreadable)
     assert SharingReader().read_record("PodGroup", "team/g1", damaged) == alone
+
+
+def test_a_value_of_the_wrong_type_is_named_by_its_place_with_what_was_expected_and_found() -> None:
+    damaged = stored(group(1)).replace(b'"requests":{"cpu":1000}', b'"requests":{"cpu":"x"}')
+    found = SharingReader().read_record("PodGroup", "team/g1", damaged)
+    assert isinstance(found, Unreadable)
+    assert found.why == "spec.tasks[0].template.requests[...]: expected `int`, found `str`"

@@ -126,7 +126,7 @@ def test_a_group_whose_nodes_are_never_known_to_be_free_has_no_start() -> None:
     found = earliest_start(session, session.by_key["default/g"])
     assert (found.at, found.why) == (
         None,
-        "nothing is known to end: it finds no nodes with capacity for all its pods",
+        "no end of a running group is known: it finds no nodes with capacity for all its pods",
     )
 
 

@@ -157,8 +157,8 @@ def show_unreadable(output: Output, found: Sequence[Unreadable]) -> None:
         show_table(Table(("KIND", "NAME", "STATUS", "WHY"), tuple(rows)))
     what = counted(len(found), "record")
     echo(
-        f"{what} unreadable: `batchq doctor` shows the reason, `batchq delete KIND NAME` deletes"
-        f" {'it' if len(found) == 1 else 'one'}",
+        f"{what} {'is' if len(found) == 1 else 'are'} unreadable: `batchq doctor` shows the reason,"
+        " and the command that deletes it",
         err=True,
     )
 

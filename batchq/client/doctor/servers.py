@@ -346,7 +346,7 @@ def _differing_charges(
                 yield _difference(
                     f"{subject} {name}",
                     f"is charged {describe_quantity(name, does.get(name, 0))}",
-                    f"{describe_quantity(name, should.get(name, 0))}, as its object says",
+                    f"{describe_quantity(name, should.get(name, 0))}, recounted from the objects",
                     _REMEDY,
                 )
         if should and does and set(scopes) != set(in_scopes):
@@ -485,8 +485,9 @@ def _finding(one: Unreadable) -> Finding:
         # Readers of a stream skip it.
         level=Level.NOTE if one.kind == ENTRY else Level.ERROR,
         subject=f"{one.kind} {one.key}".strip(),
-        found=f"is unreadable and ignored: {one.why}",
-        expected="what batchq writes",
+        # In parentheses, since a reason may say itself what was expected.
+        found=f"is unreadable and ignored ({one.why})",
+        expected="a record as batchq writes it",
         remedy=_remedy(one),
     )
 

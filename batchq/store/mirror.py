@@ -34,8 +34,8 @@ from batchq.store.liveness import (
     standing_of,
 )
 from batchq.store.memory import ObjectTable
+from batchq.store.pages import PAGE, read_many, read_one, scan_objects, scan_page
 from batchq.store.records import Decode, field_of_key, key_of_field, read_record
-from batchq.store.scan import PAGE, read_many, read_one, scan_objects, scan_page
 from batchq.store.sharing_reader import SharingReader
 
 #: Changes per reply while watching: a large session's writes fit in one.

@@ -43,6 +43,7 @@ from batchq.store.link import (
     new_client,
 )
 from batchq.store.liveness import Renewal, renewal_of
+from batchq.store.pages import PAGE, read_many
 from batchq.store.records import (
     DAMAGE,
     field_of_key,
@@ -52,7 +53,6 @@ from batchq.store.records import (
     read_record,
     reason_of,
 )
-from batchq.store.scan import PAGE, read_many
 
 LEADER_NOTIFICATIONS_KEPT = 1_000
 #: No report is longer than this.

@@ -1,16 +1,17 @@
-"""Lists of objects a page at a time: their names first, then the objects of each page.
+"""Stored objects of a kind: all of them, those with given keys, and lists a page at a time.
 
-The names come from the heads, which are small (HSCAN, thousands a reply) and hold phase and uid;
-objects are read only when their page is requested. So the first page costs about a microsecond for
-each object in the store, and a reader holds only their names. A list is no snapshot: it lacks
-objects that were deleted before their page was read, and objects created after the names were read.
+A list has its names first, then the objects of each page. The names come from the heads, which are
+small (HSCAN, thousands a reply) and hold phase and uid; objects are read only when their page is
+requested. So the first page costs about a microsecond for each object in the store, and a reader
+holds only their names. A list is no snapshot: it lacks objects that were deleted before their page
+was read, and objects created after the names were read.
 """
 
 from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from functools import partial
 from typing import cast
 
@@ -20,12 +21,78 @@ from batchq.api.objects import NAMESPACED, Unreadable
 from batchq.api.views import Page
 from batchq.errors import StoreUnavailable
 from batchq.store import keys
+from batchq.store.direct import AskedAhead
 from batchq.store.link import Link, is_forbidden, is_wrong_type
 from batchq.store.records import Entry, field_of_key, key_of_field, read_record
-from batchq.store.scan import read_many
 
+#: Objects per reply while listing: at least, and, as far as this many bytes hold them, at most.
+PAGE = 1_000
+LARGEST_PAGE = 4_000
+BYTES_A_PAGE = 4 * 1024 * 1024
 #: Names in one reply, which takes the server some milliseconds.
 NAMES_A_REPLY = 10_000
+
+
+def scan_objects(link: Link, kind: str) -> Generator[tuple[str, bytes]]:
+    """Yield every object of a kind as stored, a page at a time; one may come twice.
+
+    The server prepares the next page while the caller uses this one.
+    """
+    words: tuple[str | int, ...] = ("HSCAN", keys.objects(kind), 0, "COUNT", PAGE)
+    ahead: AskedAhead | None = None
+
+    def next_page(client: redis.Redis) -> tuple[int, dict[bytes, bytes]]:
+        nonlocal ahead
+        # If the answer to what was asked ahead does not come, another try asks anew.
+        asked, ahead = ahead or AskedAhead(client, words), None
+        return cast(tuple[int, dict[bytes, bytes]], asked.read())
+
+    try:
+        while True:
+            cursor, page = link.ask(next_page)
+            if int(cursor):
+                count = _objects_a_page(page)
+                words = ("HSCAN", keys.objects(kind), int(cursor), "COUNT", count)
+                ahead = link.ask(partial(AskedAhead, words=words))
+            for field, stored in page.items():
+                yield key_of_field(field), stored
+            if ahead is None:
+                return
+    finally:
+        if ahead is not None:
+            ahead.close()
+
+
+def _objects_a_page(page: dict[bytes, bytes]) -> int:
+    """Return how many objects to ask for, by the sizes on the page before."""
+    size = sum(map(len, page.values()))
+    return max(PAGE, min(LARGEST_PAGE, len(page) * BYTES_A_PAGE // max(size, 1)))
+
+
+def scan_page(link: Link, kind: str, cursor: int) -> tuple[int, dict[str, bytes]]:
+    """Return the next page of a kind's objects, and the next cursor (0 at the end)."""
+    following, page = link.ask(
+        lambda client: cast(
+            tuple[int, dict[bytes, bytes]],
+            client.hscan(keys.objects(kind), cursor=cursor, count=PAGE),
+        )
+    )
+    return int(following), {key_of_field(key): value for key, value in page.items()}
+
+
+def read_many(link: Link, kind: str, wanted: Sequence[str]) -> dict[str, bytes]:
+    """Return objects of a kind as stored, by key; missing ones are left out."""
+    fields = [field_of_key(key) for key in wanted]
+    values = link.ask(
+        lambda client: cast("list[bytes | None]", client.hmget(keys.objects(kind), fields))
+    )
+    return {key: value for key, value in zip(wanted, values, strict=True) if value is not None}
+
+
+def read_one(link: Link, kind: str, key: str) -> bytes | None:
+    """Return an object as stored; None if it is missing."""
+    field = field_of_key(key)
+    return link.ask(lambda client: cast("bytes | None", client.hget(keys.objects(kind), field)))
 
 
 def count_objects(link: Link, kind: str) -> int:

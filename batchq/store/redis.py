@@ -53,6 +53,7 @@ from batchq.store.node_channels import (
     removals,
 )
 from batchq.store.outage import Backoff, Outage
+from batchq.store.pages import PAGE, read_many, read_one, scan_objects
 from batchq.store.records import (
     Written,
     error_of,
@@ -70,7 +71,6 @@ from batchq.store.records import (
 )
 from batchq.store.roles import forbidden
 from batchq.store.rules import Held, commit_of, well_formed
-from batchq.store.scan import PAGE, read_many, read_one, scan_objects
 
 #: Bounds of one call of the script: the server does nothing else meanwhile, and large calls take
 #: longer for each write, as their data no longer fits the processor's caches. A single transaction

@@ -10,11 +10,11 @@ import redis
 
 from batchq.api.objects import Object, Unreadable
 from batchq.errors import StoreUnavailable
-from batchq.store import scan
+from batchq.store import pages
 from batchq.store.keys import objects
 from batchq.store.link import Link, is_wrong_type, read_revision
+from batchq.store.pages import scan_objects
 from batchq.store.redis import RedisStore
-from batchq.store.scan import scan_objects
 from batchq.store.sharing_reader import SharingReader
 from tests.contract.made import put, queue, writing
 from tests.harness.proxy import ControlledProxy, LossyProxy
@@ -26,8 +26,8 @@ NAMES = [f"q{number:03}" for number in range(600)]
 
 @pytest.fixture(autouse=True)
 def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "PAGE", 10)
-    monkeypatch.setattr(scan, "LARGEST_PAGE", 20)
+    monkeypatch.setattr(pages, "PAGE", 10)
+    monkeypatch.setattr(pages, "LARGEST_PAGE", 20)
 
 
 @pytest.fixture
@@ -58,10 +58,10 @@ def test_the_next_page_is_asked_before_the_first_is_used(link: Link, raw: redis.
 
 
 def test_pages_grow_while_objects_are_small_and_stay_bounded() -> None:
-    assert scan._objects_a_page({b"a": b"x" * 100}) == 20
-    assert scan._objects_a_page({b"a": b"x" * (scan.BYTES_A_PAGE // 15)}) == 15
-    assert scan._objects_a_page({b"a": b"x" * scan.BYTES_A_PAGE}) == 10
-    assert scan._objects_a_page({}) == 10
+    assert pages._objects_a_page({b"a": b"x" * 100}) == 20
+    assert pages._objects_a_page({b"a": b"x" * (pages.BYTES_A_PAGE // 15)}) == 15
+    assert pages._objects_a_page({b"a": b"x" * pages.BYTES_A_PAGE}) == 10
+    assert pages._objects_a_page({}) == 10
 
 
 def test_a_scan_that_is_left_early_leaves_no_answer_behind(link: Link, raw: redis.Redis) -> None:

@@ -23,11 +23,11 @@ run: $(VENV)/.installed  ## demo: four pods draw a picture on a local stack
 	@$(BIN)/batchq run conf/examples/mandelbrot.yaml
 
 # Much of the suite waits for leases to end and processes to start: on two cores, four workers run
-# these tests, and two more run the others meanwhile (tests/conftest.py).
+# these tests, and four more run the others meanwhile (tests/conftest.py).
 # Where PYTHONDONTWRITEBYTECODE is set, each worker would compile the tests, and each process batchq.
 test: $(VENV)/.installed-test  ## the whole test suite
 	@$(BIN)/python -m compileall -q -j 0 -x '/test_' batchq actions tests
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 6 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 8 --dist worksteal
 
 # These need no processes of their own, and take about three minutes on two cores.
 newer:  ## the fast half of the tests on every newer Python that is installed

@@ -8,7 +8,7 @@ import structlog
 
 from batchq.api.node_report import Ended, Leaves, PodOutcome, Serves, StartClaim
 from batchq.store import node_channels
-from batchq.store.node_channels import MOST_REPORT_BYTES, REPORTS_A_CALL
+from batchq.store.node_channels import MOST_REPORT_BYTES, REPORTS_A_CALL, ReportQueues
 from batchq.store.redis import RedisStore
 from tests.contract.made import node, put, writing
 
@@ -62,12 +62,18 @@ def test_notifications_before_the_first_reader_are_read(
     assert there.notified(1000) == {"n3"}
 
 
+def with_busy_node(store: RedisStore) -> ReportQueues:
+    """Return queues whose last look found a report of n1, and nothing else."""
+    there = store.report_queues
+    there.post("n1", CLAIM)
+    there.remove(there.look(sorted(there.notified(0))))
+    return there
+
+
 def test_reports_of_a_busy_node_are_read_with_its_notification(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
-    there = redis_store.report_queues
-    there.post("n1", CLAIM)
-    there.remove(there.look(sorted(there.notified(0))))
+    there = with_busy_node(redis_store)
     there.post("n1", END)
     there.post("n2", CLAIM)
     assert there.notified(1000) == {"n1", "n2"}
@@ -82,10 +88,8 @@ def test_reports_of_a_busy_node_are_read_with_its_notification(
 def test_reports_that_follow_a_read_ahead_come_with_the_next_notification(
     redis_store: RedisStore,
 ) -> None:
-    there = redis_store.report_queues
-    there.post("n1", CLAIM)
-    there.remove(there.look(sorted(there.notified(0))))
-    # n1 was busy: its queue is read, and empty.
+    there = with_busy_node(redis_store)
+    # Its queue is read, and empty.
     assert there.notified(20) == {"n1"}
     there.post("n1", END)
     assert there.look(["n1"]) == []
@@ -96,9 +100,7 @@ def test_reports_that_follow_a_read_ahead_come_with_the_next_notification(
 def test_an_unreadable_report_that_is_read_ahead_is_counted_and_removed(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
-    there = redis_store.report_queues
-    there.post("n1", CLAIM)
-    there.remove(there.look(sorted(there.notified(0))))
+    there = with_busy_node(redis_store)
     raw.hset("{bq}:inbox:n1", "d", "x" * (MOST_REPORT_BYTES + 1))
     raw.hset("{bq}:inbox:n1", "a", "no json")
     assert there.notified(20) == {"n1"}
@@ -110,9 +112,7 @@ def test_an_unreadable_report_that_is_read_ahead_is_counted_and_removed(
 def test_the_notification_is_kept_if_the_scripts_were_flushed(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:
-    there = redis_store.report_queues
-    there.post("n1", CLAIM)
-    there.remove(there.look(sorted(there.notified(0))))
+    there = with_busy_node(redis_store)
     there.post("n1", END)
     raw.script_flush()
     assert there.notified(1000) == {"n1"}

@@ -37,7 +37,14 @@ from batchq.api.access import (
 from batchq.api.notation import counted, parse_duration
 from batchq.cli.output import echo
 from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
-from batchq.cli.output.options import DURATION, Globals, examples, output_option, pass_globals
+from batchq.cli.output.options import (
+    DURATION,
+    Globals,
+    WholeNumber,
+    examples,
+    output_option,
+    pass_globals,
+)
 from batchq.client.access_control import (
     MOST_DAYS,
     MOST_LINE_DAYS,
@@ -343,7 +350,7 @@ def _of_doors(groups: tuple[str, ...]) -> tuple[str, ...]:
 
 @access.command(epilog=examples("batchq access audit", "batchq access audit --most 1000 -o json"))
 @click.option(
-    "--most", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many."
+    "--most", type=WholeNumber(1, 100_000), default=100, show_default=True, help="How many."
 )
 @output_option("table", "json")
 @pass_globals
@@ -399,7 +406,7 @@ def token() -> None:
 @click.argument("user")
 @click.option(
     "--days",
-    type=click.IntRange(1, MOST_DAYS),
+    type=WholeNumber(1, MOST_DAYS),
     default=USUAL_DAYS,
     show_default=True,
     help="How long it lasts.",
@@ -416,7 +423,7 @@ def token() -> None:
 )
 @click.option(
     "--rotate-days",
-    type=click.IntRange(0, MOST_LINE_DAYS),
+    type=WholeNumber(0, MOST_LINE_DAYS),
     default=USUAL_LINE_DAYS,
     show_default=True,
     help="When the last token that it is rotated to ends at most; above a year only over Redis.",

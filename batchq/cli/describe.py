@@ -39,6 +39,7 @@ from batchq.cli.output.forms import Columns, ListForm, Output, show_data, show_l
 from batchq.cli.output.options import (
     DURATION,
     Globals,
+    WholeNumber,
     examples,
     namespace_option,
     output_option,
@@ -536,7 +537,7 @@ _SCHEDULER = "Scheduler"
 @click.option("--reason", default="", metavar="REASON", help="Only events with this reason.")
 @click.option(
     "--most",
-    type=click.IntRange(min=1, max=10_000),
+    type=WholeNumber(1, 10_000),
     default=_MOST_EVENTS,
     show_default=True,
     help="At most this many existing events.",

@@ -18,6 +18,7 @@ from batchq.cli.output.options import (
     DURATION,
     LIST_FORMATS,
     Globals,
+    WholeNumber,
     examples,
     output_option,
     pass_globals,
@@ -131,7 +132,7 @@ def drain(shared: Globals, name: str, timeout: str | None) -> None:
     "--name", "pattern", metavar="PATTERN", help="One token for new nodes whose names have this."
 )
 @click.option(
-    "--uses", type=click.IntRange(1, 1000), help="With --name: how many nodes.  [default: 1]"
+    "--uses", type=WholeNumber(1, 1000), help="With --name: how many nodes.  [default: 1]"
 )
 @click.option(
     "--for", "lasts", type=DURATION, default="1h", show_default=True, help="How long, at most 7d."

@@ -46,7 +46,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod, PodGroup
 from batchq.cli.foreground import PodOutputPrinter, pods_of
 from batchq.cli.output import Interrupted, echo, on_interrupt, raw_option
-from batchq.cli.output.options import Globals, examples, namespace_option, pass_globals
+from batchq.cli.output.options import Globals, WholeNumber, examples, namespace_option, pass_globals
 from batchq.cli.output.values import group_key
 from batchq.client import Client
 from batchq.client.pods import CommandSession
@@ -622,7 +622,7 @@ class EndedBySignal(Interrupted):
 @namespace_option
 @click.option(
     "--tail",
-    type=click.IntRange(min=0),
+    type=WholeNumber(0),
     default=10,
     show_default=True,
     help="Begin with this many lines of its output.",

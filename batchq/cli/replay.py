@@ -18,7 +18,7 @@ from batchq.cli.output import (
     echo,
     on_interrupt,
 )
-from batchq.cli.output.options import Globals, examples, pass_globals
+from batchq.cli.output.options import Globals, PositiveNumber, WholeNumber, examples, pass_globals
 from batchq.cli.output.progress import Tell as Shown
 from batchq.cli.output.progress import progress
 from batchq.errors import UsageError
@@ -144,31 +144,31 @@ _PROGRESS_LINES = 10
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option(
     "--jobs",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=300,
     show_default=True,
     help="How many jobs to replay.",
 )
 @click.option(
     "--skip",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     default=0,
     show_default=True,
     help="How many usable jobs to skip first.",
 )
 @click.option(
     "--speed",
-    type=click.FloatRange(0, min_open=True),
+    type=PositiveNumber(),
     default=2000.0,
     show_default=True,
     help="How many seconds of the log pass in one second.",
 )
 @click.option(
-    "--procs", type=click.IntRange(1), help="The machine's processors.  [default: the log's]"
+    "--procs", type=WholeNumber(1), help="The machine's processors.  [default: the log's]"
 )
 @click.option(
     "--nodes",
-    type=click.IntRange(1, 16),
+    type=WholeNumber(1, 16),
     default=1,
     show_default=True,
     help="How many nodes, each as large as the log's machine.",

@@ -13,7 +13,7 @@ from batchq.api.notation import shown
 from batchq.api.objects import Object, PodGroup
 from batchq.api.validation import MOST_PORTS, MOST_PROCESSES
 from batchq.cli.objects import Content, read_content
-from batchq.cli.output.options import DURATION
+from batchq.cli.output.options import DURATION, WholeNumber
 from batchq.cli.output.values import (
     as_env,
     as_gpus,
@@ -189,7 +189,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     ),
     click.option(
         "--max-pods-per-node",
-        type=click.IntRange(min=1),
+        type=WholeNumber(1),
         metavar="N",
         help="Place at most this many pods of the group on one node.",
     ),
@@ -226,12 +226,10 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         type=click.Choice(("devices",)),
         help="Hide the devices of the node that the pod has not requested.",
     ),
-    click.option(
-        "-N", "--replicas", type=click.IntRange(min=1), help="How many pods.  [default: 1]"
-    ),
+    click.option("-N", "--replicas", type=WholeNumber(1), help="How many pods.  [default: 1]"),
     click.option(
         "--min-member",
-        type=click.IntRange(min=1),
+        type=WholeNumber(1),
         help="How many must start together.  [default: all]",
     ),
     click.option(
@@ -248,12 +246,12 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     ),
     click.option(
         "--ports",
-        type=click.IntRange(1, MOST_PORTS),
+        type=WholeNumber(1, MOST_PORTS),
         help="With --launch: how many ports each pod gets.  [default: 1]",
     ),
     click.option(
         "--processes",
-        type=click.IntRange(1, MOST_PROCESSES),
+        type=WholeNumber(1, MOST_PROCESSES),
         help="With --launch: how many processes each pod starts.  [default: one per GPU]",
     ),
     click.option(
@@ -308,7 +306,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option("--suspend", is_flag=True, help="Hold the group back until `batchq resume`."),
     click.option(
         "--retries",
-        type=click.IntRange(min=0),
+        type=WholeNumber(0),
         default=0,
         show_default=True,
         help="How often a failed pod is retried.",

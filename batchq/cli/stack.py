@@ -16,7 +16,14 @@ import click
 from batchq.api.resources import CPU
 from batchq.cli.output import Interrupted, comment, echo, on_interrupt, show_warning
 from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
-from batchq.cli.output.options import Globals, examples, metrics_option, output_option, pass_globals
+from batchq.cli.output.options import (
+    Globals,
+    WholeNumber,
+    examples,
+    metrics_option,
+    output_option,
+    pass_globals,
+)
 from batchq.daemon.stack import Part, StackReport
 from batchq.errors import InvalidInput, NotFound, UsageError
 from batchq.worker.host.node_resources import parse_resources
@@ -91,7 +98,7 @@ def _loopback_port(
 )
 @click.option(
     "--agents",
-    type=click.IntRange(0, 64),
+    type=WholeNumber(0, 64),
     default=2,
     show_default=True,
     help="How many node agents run here.",

@@ -18,6 +18,7 @@ from batchq.cli.output.forms import Output, report
 from batchq.cli.output.options import (
     DURATION,
     Globals,
+    WholeNumber,
     examples,
     namespace_option,
     output_option,
@@ -221,7 +222,7 @@ def _as_attempt(
 @namespace_option
 @click.option("-f", "--follow", is_flag=True, help="Follow until the group's processes have ended.")
 @click.option("--pod", default="", help="Only this pod: its name, or TASK-INDEX.")
-@click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each pod.")
+@click.option("--tail", type=WholeNumber(0), help="Only the last lines of each pod.")
 @click.option(
     "--attempt",
     callback=_as_attempt,

@@ -16,7 +16,7 @@ import click
 from batchq.api.node_report import BEAT_MS
 from batchq.api.notation import format_duration
 from batchq.cli.output import echo
-from batchq.cli.output.options import DURATION, Globals, examples, pass_globals
+from batchq.cli.output.options import DURATION, Globals, WholeNumber, examples, pass_globals
 from batchq.cli.output.values import as_pairs, seconds_of
 from batchq.errors import StoreUnavailable, UsageError
 
@@ -70,7 +70,7 @@ _TAINT = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?:(?P<effect>\w+)")
 )
 @click.option(
     "--slots",
-    type=click.IntRange(1, 10_000),
+    type=WholeNumber(1, 10_000),
     show_default="110, or four for each cpu if that is more",
     help="How many pods may run at the same time; the node offers as many `pods`.",
 )

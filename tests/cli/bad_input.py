@@ -505,7 +505,7 @@ TABLE = [
     Bad(
         "less than one pod on a node",
         2,
-        "invalid value for '--max-pods-per-node': 0 is not in the range x>=1",
+        "invalid value for '--max-pods-per-node': expected a whole number (at least 1), found '0'",
         (*SUBMIT, "--max-pods-per-node", "0", *CMD),
     ),
     Bad(
@@ -541,7 +541,7 @@ TABLE = [
     Bad(
         "zero replicas by option",
         2,
-        "0 is not in the range x>=1",
+        "expected a whole number (at least 1), found '0'",
         (*SUBMIT, "-N", "0", *CMD),
     ),
     Bad(
@@ -584,8 +584,47 @@ TABLE = [
     Bad(
         "an option that does not exist",
         2,
-        "no such option",
+        "there is no option '--al'; did you mean --all",
         ("jobs", "--al"),
+    ),
+    Bad(
+        "an option that is like several others",
+        2,
+        "there is no option '--priority'; did you mean --ports, --priority-class, --progress?",
+        (*SUBMIT, "--priority", "high", *CMD),
+    ),
+    Bad(
+        "a command of nodes that does not exist",
+        2,
+        "error: there is no command 'foo'",
+        ("nodes", "foo"),
+    ),
+    Bad(
+        "replicas that are no number",
+        2,
+        "invalid value for '-N' / '--replicas': expected a whole number (at least 1), found 'x'",
+        (*SUBMIT, "-N", "x", *CMD),
+    ),
+    Bad(
+        "more agents than a machine may have",
+        2,
+        "invalid value for '--agents': expected a whole number (0 to 64), found '65'",
+        ("up", "--agents", "65"),
+    ),
+    *(
+        Bad(
+            f"a speed of {speed}",
+            2,
+            f"invalid value for '--speed': expected a number (above 0), found '{speed}'",
+            ("replay", "log.swf", "--speed", speed),
+        )
+        for speed in ("0", "fast", "nan", "inf")
+    ),
+    Bad(
+        "a fraction above 1",
+        2,
+        "'--runtime-fraction': expected a number (above 0, at most 1), found '2'",
+        ("simulate", "--from-live", "--runtime-fraction", "2"),
     ),
     Bad(
         "a form that does not exist",

@@ -219,7 +219,7 @@ BAD = [
     ("none.csv --nodes nodes.csv", 1, "none.csv: the log cannot be read: No such file"),
     ("pods.csv --nodes nodes.csv --placement pack", 2, "'pack' is not one of 'binpack', 'spread'"),
     ("pods.csv --nodes nodes.csv --seed 1", 2, "--seed needs --inflate"),
-    ("pods.csv --nodes nodes.csv --inflate 0", 2, "0 is not in the range 1<=x<=1000"),
+    ("pods.csv --nodes nodes.csv --inflate 0", 2, "expected a whole number (1 to 1000), found '0'"),
     (
         "pods.csv --nodes nodes.csv --inflate 130 --policy easy",
         2,

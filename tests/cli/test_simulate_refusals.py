@@ -69,8 +69,14 @@ CONTENT = [
 ]
 
 USAGE = [
-    ("log.swf --procs 0", "invalid value for '--procs': 0 is not in the range x>=1"),
-    ("log.swf --jobs 0", "invalid value for '--jobs': 0 is not in the range x>=1"),
+    (
+        "log.swf --procs 0",
+        "invalid value for '--procs': expected a whole number (at least 1), found '0'",
+    ),
+    (
+        "log.swf --jobs 0",
+        "invalid value for '--jobs': expected a whole number (at least 1), found '0'",
+    ),
     ("log.swf --policy eazy", f"expected one of {NAMES}, found 'eazy'; did you mean easy?"),
     ("log.swf --policy ljf", f"--policy: expected one of {NAMES}, found 'ljf'"),
     ("log.swf --policy=", f"--policy: expected one of {NAMES}, found ''"),

@@ -218,13 +218,22 @@ def on_interrupt(message: str, *, hint: str = "") -> Iterator[None]:
 
 def _restyled(sentence: str) -> str:
     """Adapt a sentence of click: no capital at the beginning, no full stop at the end, and choices
-    in one line.
+    and suggestions in one line.
     """
-    sentence = " ".join(sentence.split())
+    sentence = _SUGGESTED.sub(_suggestion, " ".join(sentence.split()))
+    sentence = re.sub(r"^No such (option|command)", r"there is no \1", sentence)
     first, rest = sentence[:1], sentence[1:]
     # Words such as PodGroup keep their capital.
     lower = sentence.partition(" ")[0][1:].islower()
     return (first.lower() if lower else first) + rest.removesuffix(".")
+
+
+#: What click appends to `No such option '--al'.`: one suggestion, or several in brackets.
+_SUGGESTED = re.compile(r"\. \(?Did you mean (?:one of: )?([^?]*)\?\)?$")
+
+
+def _suggestion(found: re.Match[str]) -> str:
+    return f"; did you mean {found[1].replace(chr(39), '')}?"
 
 
 def _see_help(error: click.UsageError) -> str:

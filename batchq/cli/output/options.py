@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -109,6 +111,57 @@ class DurationType(click.ParamType):  # type: ignore[type-arg] # click 8.1 has n
 DURATION = DurationType()
 
 
+class WholeNumber(click.IntRange):
+    """A whole number in a range, which the help and a refusal say in words."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number, or fail with what was expected and found."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            raise _unexpected("a whole number", self, value, param, ctx) from None
+
+    def _describe_range(self) -> str:
+        return f"at least {self.min}" if self.max is None else f"{self.min} to {self.max}"
+
+
+class PositiveNumber(click.FloatRange):
+    """A finite number above 0, and at most `max` if that is given."""
+
+    name = "number"
+
+    def __init__(self, max: float = sys.float_info.max) -> None:
+        super().__init__(0, max, min_open=True)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number, or fail with what was expected and found."""
+        try:
+            number = super().convert(value, param, ctx)
+        except click.BadParameter:
+            number = math.nan
+        if math.isnan(number):
+            raise _unexpected("a number", self, value, param, ctx)
+        return number
+
+    def _describe_range(self) -> str:
+        return "above 0" if self.max == sys.float_info.max else f"above 0, at most {self.max}"
+
+
+def _unexpected(
+    what: str,
+    within: WholeNumber | PositiveNumber,
+    value: Any,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+) -> click.BadParameter:
+    message = f"expected {what} ({within._describe_range()}), found {str(value)!r}"
+    return click.BadParameter(message, ctx=ctx, param=param)
+
+
 def all_namespaces_option(what: str) -> Callable[[F], F]:
     """Add -A/--all-namespaces; `what` is listed."""
     return click.option("-A", "--all-namespaces", is_flag=True, help=f"{what} of every namespace.")
@@ -136,7 +189,7 @@ def paging_options(command: F) -> F:
 
     @click.option(
         "--chunk-size",
-        type=click.IntRange(min=0, max=10_000),
+        type=WholeNumber(0, 10_000),
         default=500,
         show_default=True,
         metavar="N",
@@ -144,7 +197,7 @@ def paging_options(command: F) -> F:
     )
     @click.option(
         "--limit",
-        type=click.IntRange(min=1),
+        type=WholeNumber(1),
         metavar="N",
         help="List at most this many, and print how to continue.",
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from batchq.cli.output import echo, show_warning
-from batchq.cli.output.options import Globals, examples, pass_globals
+from batchq.cli.output.options import Globals, WholeNumber, examples, pass_globals
 from batchq.cli.simulate.live import live_options, live_request
 from batchq.cli.simulate.recorded import pods_options, pods_request, refuse_for
 from batchq.cli.simulate.runs import (
@@ -112,17 +112,17 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option(
     "--cycles",
-    type=click.IntRange(min=1),
+    type=WholeNumber(1),
     metavar="N",
     help="A world only: stop after N sessions.  [default: when nothing can change any more, at most"
     " 1000]",
 )
 @click.option(
-    "--jobs", type=click.IntRange(min=1), metavar="N", help="A log's first N usable jobs; N pods."
+    "--jobs", type=WholeNumber(1), metavar="N", help="A log's first N usable jobs; N pods."
 )
 @click.option(
     "--procs",
-    type=click.IntRange(min=1),
+    type=WholeNumber(1),
     metavar="P",
     help="A log only: the machine's processors.  [default: the log's]",
 )

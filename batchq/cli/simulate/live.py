@@ -22,7 +22,7 @@ from batchq.api.notation import (
 from batchq.api.objects import API_VERSION
 from batchq.cli.output import Table, echo, on_interrupt, show_section, show_table
 from batchq.cli.output.forms import Length, Quantities, Row, Time, output_of
-from batchq.cli.output.options import DURATION, Globals
+from batchq.cli.output.options import DURATION, Globals, PositiveNumber
 from batchq.cli.output.progress import Tell as Shown
 from batchq.cli.output.progress import progress
 from batchq.cli.output.tables import lost_text
@@ -98,7 +98,7 @@ def live_options(command: F) -> F:
         ),
         click.option(
             "--runtime-fraction",
-            type=click.FloatRange(0, 1, min_open=True),
+            type=PositiveNumber(1),
             metavar="F",
             help="--from-live only: the fraction of their walltime that groups run (of the rest, if"
             " they run already).  [default: 1]",

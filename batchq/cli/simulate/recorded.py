@@ -17,6 +17,7 @@ from batchq.api.notation import counted
 from batchq.api.objects import Queue, kind_of
 from batchq.cli.objects import read_objects
 from batchq.cli.output import aligned, one_line
+from batchq.cli.output.options import WholeNumber
 from batchq.cli.simulate.runs import (
     Destination,
     Figure,
@@ -365,14 +366,14 @@ def pods_options(command: F) -> F:
         ),
         click.option(
             "--inflate",
-            type=click.IntRange(1, _MOST_PERCENT),
+            type=WholeNumber(1, _MOST_PERCENT),
             metavar="PERCENT",
             help="A table of pods only: pods come in random order and stay, until they request this"
             " share of the cluster's GPUs, as in 130.",
         ),
         click.option(
             "--seed",
-            type=click.IntRange(min=0),
+            type=WholeNumber(0),
             metavar="N",
             help=f"With --inflate: the seed of the random order.  [default: {_DEFAULT_SEED}]",
         ),

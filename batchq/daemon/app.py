@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from batchq import __version__
 from batchq.api.lifecycle import PodPhase
-from batchq.api.objects import DEFAULT, Metadata, Pod, Queue
+from batchq.api.objects import DEFAULT, Metadata, Pod, PodGroup, Queue
 from batchq.api.transaction import Transaction, Write
 from batchq.daemon import OWN_MISTAKE, Services, Termination, leader, on_hangup
 from batchq.daemon.leader import Leadership, Mender, Quarantine
@@ -31,7 +31,7 @@ from batchq.daemon.reload import Effective, Reload, reload_service
 from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store
-from batchq.scheduler.cycle import Cycle, CycleReport
+from batchq.scheduler.cycle import MOST_WRITTEN, Cycle, CycleReport
 from batchq.scheduler.transactions import completed_on, stopped_on
 from batchq.store.keys import CONFIG
 from batchq.store.link import is_damaged
@@ -191,7 +191,7 @@ def _serve(
 
     def wrote(transactions: Sequence[Transaction]) -> None:
         """Take a turn after this process's own changes; the watcher tells of those by others."""
-        if all(map(only_starts_pods, transactions)):
+        if all(map(may_wait_for_a_turn, transactions)):
             loop.wake_soon()
         else:
             loop.wake()
@@ -246,17 +246,26 @@ def _load_scripts(store: RedisStore) -> None:
             )
 
 
-def only_starts_pods(transaction: Transaction) -> bool:
-    """Return whether a transaction only grants the starts of pods that no other pod waits for.
+def may_wait_for_a_turn(transaction: Transaction) -> bool:
+    """Return whether no further decision depends on a transaction.
 
-    The pods of a gang with `spec.launch` have ports, and wait for each other's starts.
+    That is so if it only grants the starts of pods that no other pod waits for, or only states of
+    groups that they run, or why they wait. The pods of a gang with `spec.launch` have ports, and
+    wait for each other's starts.
     """
-    return all(
-        isinstance(write.value, Pod)
-        and write.value.status.phase == PodPhase.RUNNING
-        and not write.value.spec.ports
-        for write in transaction.writes
-    )
+    if transaction.charges or transaction.deliveries:
+        return False
+    return all(map(_changes_no_more, transaction.writes))
+
+
+def _changes_no_more(write: Write) -> bool:
+    match write.value:
+        case Pod() as pod:
+            return pod.status.phase == PodPhase.RUNNING and not pod.spec.ports
+        case PodGroup():
+            return write.expect != 0
+        case _:
+            return False
 
 
 class LeaderTurn:
@@ -360,7 +369,8 @@ class LeaderTurn:
         if time.monotonic() >= self._compare_at:
             self._compare_at = time.monotonic() + _COMPARE_EVERY_S
             self._compare()
-        if self._store.is_behind:
+        if self._store.is_behind or len(report.intents) >= MOST_WRITTEN:
+            # There is more to read, or the reasons of more groups to write.
             return TurnReport(due_in_ms=1)
         if due_at is None:
             return TurnReport()

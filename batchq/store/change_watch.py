@@ -17,7 +17,7 @@ from batchq.store.mirror import after_change
 
 #: While this process writes, it looks for changes by others at this interval. If it waited for
 #: them, each write of its own would end the wait.
-LOOK_MS = 50
+LOOK_MS = 10
 #: This process writes if it has written within this time.
 _WRITES_WITHIN_S = 0.1
 

@@ -28,7 +28,7 @@ from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler
 from batchq.store.redis import RedisStore, open_store
 from batchq.store.schedulers import read_object_limit
 from batchq.system import CountingIds, SystemClock
-from tests.contract.made import gone, pod, put, queue, writing
+from tests.contract.made import charge, gone, group, pod, put, queue, writing
 from tests.daemon.waiting import until
 
 Start = Callable[..., Record]
@@ -270,9 +270,11 @@ def test_the_servers_clock_is_close_to_this_machines(store: RedisStore) -> None:
     assert abs(store.now_ms() - SystemClock().now_ms()) < 1000
 
 
-def test_only_the_granted_starts_of_pods_that_nobody_waits_for_may_wait_for_a_turn() -> None:
+def test_a_turn_may_wait_where_no_decision_depends_on_what_was_written() -> None:
     started, bound = (pod(phase=phase) for phase in (PodPhase.RUNNING, PodPhase.BOUND))
     of_gang = structs.replace(started, spec=structs.replace(started.spec, ports=1))
+    waits = group("waits")
+    charged = structs.replace(writing(put(waits, expect=1)), charges=(charge("group:waits"),))
     cases = {
         "a granted start": (writing(put(started)), True),
         "two granted starts": (writing(put(started), put(started)), True),
@@ -280,6 +282,10 @@ def test_only_the_granted_starts_of_pods_that_nobody_waits_for_may_wait_for_a_tu
         "a pod that was bound": (writing(put(bound)), False),
         "a start, and another object": (writing(put(started), put(queue("q"))), False),
         "a deleted pod": (writing(gone(started, expect=1)), False),
+        "why a group waits": (writing(put(waits, expect=1)), True),
+        "a new group": (writing(put(waits)), False),
+        "a deleted group": (writing(gone(waits, expect=1)), False),
+        "a group that holds more or less": (charged, False),
     }
-    found = {name: app.only_starts_pods(one) for name, (one, _) in cases.items()}
+    found = {name: app.may_wait_for_a_turn(one) for name, (one, _) in cases.items()}
     assert found == {name: expected for name, (_, expected) in cases.items()}

@@ -78,7 +78,7 @@ class ReplicatedServer:
         """Return a plain client of one server or sentinel; the caller closes it."""
         password = self._sentinel_password if port in self.sentinels else self._password
         return redis.Redis(
-            port=port, password=password or None, socket_timeout=2, retry=Retry(NoBackoff(), 0)
+            port=port, password=password or None, socket_timeout=20, retry=Retry(NoBackoff(), 0)
         )
 
     def kill(self, port: int) -> None:
@@ -95,7 +95,7 @@ class ReplicatedServer:
         """Send SIGCONT."""
         os.kill(self._processes[port].pid, signal.SIGCONT)
 
-    def await_failover(self, before: int, *, within_s: float = 20.0) -> int:
+    def await_failover(self, before: int, *, within_s: float = 60.0) -> int:
         """Wait until most sentinels name another primary than `before`, and that one takes
         writes.
         """

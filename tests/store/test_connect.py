@@ -314,7 +314,7 @@ def test_a_server_that_repeats_a_password_is_not_quoted(secret: str) -> None:
 def test_an_interrupted_pipeline_leaves_no_answer_for_the_next_command(
     server: Server, monkeypatch: pytest.MonkeyPatch, transaction: bool
 ) -> None:
-    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=60.0)
     client.set("other", "3")
 
     def interrupt(*_: object, **__: object) -> None:
@@ -336,7 +336,7 @@ def test_an_interrupted_pipeline_leaves_no_answer_for_the_next_command(
 def test_each_command_of_a_pipeline_has_its_own_answer_or_error(
     server: Server, transaction: bool
 ) -> None:
-    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=60.0)
     client.set("text", "1")
     pipeline = client.pipeline(transaction=transaction)
     for _ in range(2):
@@ -351,7 +351,7 @@ def test_each_command_of_a_pipeline_has_its_own_answer_or_error(
 
 
 def test_a_command_of_two_words_is_sent_as_two(server: Server) -> None:
-    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=60.0)
     assert client.config_get("maxmemory") == {"maxmemory": "0"}
     assert client.execute_command("CONFIG GET", "maxmemory") == {"maxmemory": "0"}
     close_client(client)
@@ -360,7 +360,7 @@ def test_a_command_of_two_words_is_sent_as_two(server: Server) -> None:
 def test_a_word_that_is_neither_text_nor_a_number_is_an_error_of_the_client(
     server: Server,
 ) -> None:
-    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=60.0)
     with pytest.raises(redis.DataError):
         client.set("a", None)  # type: ignore[arg-type]
     client.set("a", 1.5)
@@ -371,7 +371,7 @@ def test_a_word_that_is_neither_text_nor_a_number_is_an_error_of_the_client(
 def test_a_refused_command_of_a_transaction_is_reported_as_the_server_says_it(
     server: Server,
 ) -> None:
-    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=60.0)
     pipeline = client.pipeline(transaction=True)
     pipeline.set("text", "1")
     pipeline.execute_command("HGET", "text")  # type: ignore[no-untyped-call]
@@ -382,7 +382,7 @@ def test_a_refused_command_of_a_transaction_is_reported_as_the_server_says_it(
 
 
 def test_the_answers_of_a_pipeline_are_those_of_single_commands(server: Server) -> None:
-    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=60.0)
     client.hset("hash", mapping={"a": "1"})
     client.xadd("stream", {"a": "1"}, id="1-0")
     for transaction in (False, True):
@@ -414,7 +414,7 @@ def test_a_connection_that_the_server_has_closed_is_replaced(
 
 
 def test_a_client_uses_one_connection_again_and_again(server: Server) -> None:
-    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5.0)
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=60.0)
     names = {client.client_id() for _ in range(5)}
     assert len(names) == 1
     direct.forget_idle(client)
@@ -426,7 +426,7 @@ def test_a_client_uses_one_connection_again_and_again(server: Server) -> None:
 def test_a_pipeline_loads_a_script_that_the_server_does_not_know(
     server: Server, raw: redis.Redis, is_transaction: bool
 ) -> None:
-    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=30.0)
+    client = new_client(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=60.0)
     script = client.register_script("return ARGV[1]")
     raw.script_flush()
     with client.pipeline(transaction=is_transaction) as pipeline:

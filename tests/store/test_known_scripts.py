@@ -24,7 +24,7 @@ from batchq.store.schedulers import attend
 from tests.harness.guarded import ADMIN, GuardedServer, password_of
 
 #: An endless loop takes all of it; a call of ordinary size some milliseconds.
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 EVENT = Event(kind="Pod", key="p", reason="Tested", at=1)
 
 

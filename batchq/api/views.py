@@ -404,7 +404,8 @@ class Outcome(StrEnum):
 class Advice(Struct, frozen=True, kw_only=True, rename={"sentence": "message"}):
     """A change that was tried, and its outcome: `requests`, `minMember`, `queue`, `priorityClass`,
     `uncordon`, `nodeReady` (nodes that are not ready come back, and cordoned ones are uncordoned),
-    or `released` (its gates, suspension and dependencies are removed).
+    `reclaim` (its queue takes back what others borrow), or `released` (its gates, suspension and
+    dependencies are removed).
 
     `value` is the changed value: `cpu=12`, `3`, the name of a queue or of a priority class, or
     names of nodes.

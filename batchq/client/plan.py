@@ -25,6 +25,7 @@ from batchq.api.objects import (
     Node,
     Object,
     PodGroup,
+    Queue,
     full_name,
     gates_of,
     is_gated,
@@ -192,6 +193,7 @@ def advice_for(
     if plan.never:
         # The nodes are the same for every queue and priority class.
         return
+    yield from _reclaim(trial, record, session)
     if not _is_closed(plan):
         yield from _other_queue(trial, record, session)
     yield from _higher_priority(trial, record, session)
@@ -235,14 +237,14 @@ class _AdviceTrial:
         self._snapshot = snapshot
         self._key = plan.key
 
-    def of(self, other: PodGroup, nodes: Sequence[Node] = ()) -> _Result:
-        """Try the group in another form, with these nodes changed."""
+    def of(self, other: PodGroup, changes: Sequence[Node | Queue] = ()) -> _Result:
+        """Try the group in another form, with these nodes or this queue changed."""
         changed: dict[tuple[str, str], Object | None] = {("PodGroup", self._key): other}
-        changed |= {("Node", node.metadata.name): node for node in nodes}
+        changed |= {(kind_of(one), one.metadata.name): one for one in changes}
         session = self._deciding.decide_variant(with_objects(self._snapshot, changed))
         taken = victims(session, session, {self._key})
         evicted = sum(len(victim.pods) for victim in taken)
-        lacks_nodes = bool(nodes and missing_nodes(session, session.by_key[self._key]))
+        lacks_nodes = bool(changes and missing_nodes(session, session.by_key[self._key]))
         return _Result(group_plan(session, self._key), evicted, lacks_nodes)
 
 
@@ -481,6 +483,24 @@ def _is_closed(plan: GroupPlan) -> bool:
         )
         for one in plan.blockers
     )
+
+
+def _reclaim(trial: _AdviceTrial, group: PodGroup, session: Session) -> Iterator[Advice]:
+    """Advise to let its queue, which takes nothing back, reclaim what other queues borrow."""
+    queue = session.tree.records.get(group.spec.queue)
+    if queue is None or queue.spec.preemption.reclaim != "Never":
+        return
+    preemption = structs.replace(queue.spec.preemption, reclaim="Any")
+    changed = structs.replace(queue, spec=structs.replace(queue.spec, preemption=preemption))
+    result = trial.of(group, [changed])
+    if result.starts:
+        name = queue.metadata.name
+        yield Advice(
+            change="reclaim",
+            value=name,
+            outcome=result.outcome,
+            sentence=f"with `preemption.reclaim: Any` set on queue {name}, it {result.words()}",
+        )
 
 
 def _other_queue(trial: _AdviceTrial, group: PodGroup, session: Session) -> Iterator[Advice]:

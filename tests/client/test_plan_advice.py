@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from msgspec import structs
 from batchq.api.objects import (
     Metadata,
     PodGroup,
+    QueuePreemption,
     SchedulingGate,
 )
-from batchq.api.views import Outcome, Plan
+from batchq.api.views import Advice, Outcome, Plan
 from tests.builders import (
     RECLAIMS,
     a_group,
@@ -25,6 +27,7 @@ from tests.builders import (
     amounts,
 )
 from tests.client.plans import CPU_8, HIGH, NOW, a_check, a_request, advices, only, plan_of, plan_on
+from tests.client.waits import NEVER
 
 
 def test_the_largest_request_that_starts_now_is_found() -> None:
@@ -205,6 +208,45 @@ def test_a_queue_and_a_class_in_which_it_would_start_are_named() -> None:
         "in queue free, it would start, and 1 pod of others would be evicted",
         "with priority class high, it would start, and 1 pod of others would be evicted",
     ]
+
+
+def lent_out(asked: int = 2, *, mine: QueuePreemption = NEVER, **theirs: Any) -> Plan:
+    """Return the plan of a group of queue mine, of whose node queue theirs uses all."""
+    return plan_of(
+        a_request(cpu=asked, queue="mine"),
+        a_queue("mine", preemption=mine),
+        a_queue("theirs", **theirs),
+        *a_running_group("r", cpu=8, queue="theirs"),
+    )
+
+
+def test_a_queue_that_takes_nothing_back_is_advised_to_reclaim_what_others_borrow() -> None:
+    plan = lent_out()
+    assert [one for one in only(plan).advice if one.change == "reclaim"] == [
+        Advice(
+            change="reclaim",
+            value="mine",
+            outcome=Outcome.EVICTS,
+            sentence="with `preemption.reclaim: Any` set on queue mine, it would start, and 1 pod"
+            " of others would be evicted",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        # It would hold more than it deserves, which no reclaim gives it.
+        lambda: lent_out(5),
+        lambda: lent_out(reclaimable=False),
+        # It reclaims already.
+        lambda: lent_out(mine=RECLAIMS),
+    ],
+)
+def test_a_queue_that_reclaiming_would_not_help_is_not_advised_to_reclaim(
+    plan: Callable[[], Plan],
+) -> None:
+    assert "preemption.reclaim" not in "".join(advices(plan()))
 
 
 def queues_advised(plan: Plan) -> list[str]:

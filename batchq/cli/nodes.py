@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import click
 
+from batchq.api.lifecycle import ON_NODE
 from batchq.api.manifest import encode
 from batchq.api.node_features import DeviceUse, uses_of
-from batchq.api.notation import counted
-from batchq.api.objects import Node, Pod, full_name
+from batchq.api.notation import counted, format_instant
+from batchq.api.objects import Node, Object, Pod, PodGroup, full_name
 from batchq.api_session import ApiCredentials, ApiSession
 from batchq.cli.output import echo, on_interrupt
 from batchq.cli.output.forms import ListForm, Output, show_list
@@ -26,6 +28,9 @@ from batchq.cli.output.options import (
 from batchq.cli.output.tables import device_row, devices_table, nodes_table
 from batchq.cli.output.values import existing, seconds_of
 from batchq.errors import InvalidInput, UsageError, WaitTimedOut
+
+if TYPE_CHECKING:
+    from batchq.client import Client
 
 _EXAMPLES = examples(
     "batchq nodes",
@@ -105,10 +110,7 @@ def drain(shared: Globals, name: str, timeout: str | None) -> None:
     """Cordon a node, and wait until its pods have ended."""
     with shared.connect() as client:
         client.cordon(name)
-        echo(
-            f"node {name} cordoned; waiting until its pods have ended (Ctrl-C ends the wait)",
-            err=True,
-        )
+        echo(f"node {name} cordoned; {_pods_left(client, name)}", err=True)
         stays = f"node {name} stays cordoned, and its pods keep running"
         with on_interrupt(stays, hint=f"`batchq nodes uncordon {name}` reverts this"):
             left = client.wait_until_empty(name, timeout_s=seconds_of(timeout))
@@ -118,6 +120,41 @@ def drain(shared: Globals, name: str, timeout: str | None) -> None:
             hint="it stays cordoned; drain it again to continue waiting, or cancel the groups",
         )
     echo(f"node {name} drained")
+
+
+def _pods_left(client: Client, node: str) -> str:
+    """Return how many pods a node still runs, and when they will have ended at the latest."""
+    pods = [
+        pod
+        for pod in client.list("Pod")
+        if isinstance(pod, Pod) and pod.status.node == node and pod.status.phase in ON_NODE
+    ]
+    if not pods:
+        return "it has no pods"
+    groups = {name: client.get("PodGroup", name) for name in {_group_of(pod) for pod in pods}}
+    now_ms = client.now_ms()
+    ends = [_latest_end(pod, groups[_group_of(pod)], now_ms) for pod in pods]
+    endless = ends.count(None)
+    if endless:
+        runs = "has no walltime and may" if endless == 1 else "have no walltime and may"
+        until = f"; {counted(endless, 'pod')} {runs} run for any time"
+    else:
+        until = f", by {format_instant(max(filter(None, ends)))} at the latest"
+    return f"waiting for {counted(len(pods), 'pod')} to end{until} (Ctrl-C ends the wait)"
+
+
+def _group_of(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
+
+
+def _latest_end(pod: Pod, group: Object, now_ms: int) -> int | None:
+    """Return when a pod will have ended; None without a walltime."""
+    assert isinstance(group, PodGroup)
+    if group.spec.walltime is None:
+        return None
+    # The walltime of a gang begins with its last pod, that of an array's pod with the pod.
+    begun = max(pod.status.started_at or now_ms, group.status.started_at or 0)
+    return begun + group.spec.walltime + pod.spec.termination_grace
 
 
 @nodes.command(

@@ -11,6 +11,7 @@ import pytest
 import redis
 import yaml
 
+from batchq.api.notation import format_instant
 from batchq.cli import objects
 from batchq.client import Client
 from batchq.store import keys
@@ -262,12 +263,41 @@ def test_draining_returns_when_the_node_is_empty(
     stage.start("x")
     late = batchq("nodes", "drain", "n1", "--timeout", "100ms")
     assert late.code == 124
-    assert late.err.splitlines()[1] == "error: Node n1 still runs 1 pod after 100ms"
+    assert late.err.splitlines()[:2] == [
+        (
+            "node n1 cordoned; waiting for 1 pod to end; 1 pod has no walltime and may run for any"
+            " time (Ctrl-C ends the wait)"
+        ),
+        "error: Node n1 still runs 1 pod after 100ms",
+    ]
     with ThreadPoolExecutor(max_workers=1) as threads, Client(server.url) as other:
         future = threads.submit(batchq, "nodes", "drain", "n1")
         stage.end("x")
         assert other.wait_until_empty("n1", timeout_s=20) == 0
         assert future.result(20).out == "node n1 drained\n"
+
+
+@pytest.mark.both_doors
+def test_draining_says_when_the_pods_will_have_ended_at_the_latest(
+    batchq: Batchq, stage: Stage
+) -> None:
+    words = ("submit", "--name", "x", "-N", "2", "--walltime", "1h", "--", "sleep", "1")
+    assert batchq(*words).code == 0
+    stage.turn()
+    stage.start("x")
+    begun = max(pod.status.started_at or 0 for pod in stage.pods("x"))
+    end = format_instant(begun + 3_600_000 + 30_000)
+    assert batchq("nodes", "drain", "n1", "--timeout", "100ms").err.splitlines()[0] == (
+        f"node n1 cordoned; waiting for 2 pods to end, by {end} at the latest"
+        " (Ctrl-C ends the wait)"
+    )
+
+
+@pytest.mark.both_doors
+def test_draining_an_empty_node_says_that_it_has_no_pods(batchq: Batchq, stage: Stage) -> None:
+    assert stage.pods("x") == []
+    done = batchq("nodes", "drain", "n1")
+    assert (done.err, done.out) == ("node n1 cordoned; it has no pods\n", "node n1 drained\n")
 
 
 @pytest.mark.both_doors

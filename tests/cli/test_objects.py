@@ -273,8 +273,8 @@ def test_draining_returns_when_the_node_is_empty(
     with ThreadPoolExecutor(max_workers=1) as threads, Client(server.url) as other:
         future = threads.submit(batchq, "nodes", "drain", "n1")
         stage.end("x")
-        assert other.wait_until_empty("n1", timeout_s=20) == 0
-        assert future.result(20).out == "node n1 drained\n"
+        assert other.wait_until_empty("n1", timeout_s=60) == 0
+        assert future.result(60).out == "node n1 drained\n"
 
 
 @pytest.mark.both_doors

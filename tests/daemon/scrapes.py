@@ -44,7 +44,7 @@ def get(url: str, *, method: str = "GET", accept: str = "") -> tuple[int, str]:
     """Return status and body of one request."""
     request = urllib.request.Request(url, method=method, headers={"Accept": accept})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as refusal:
         with refusal:

@@ -102,7 +102,7 @@ def test_a_scheduler_waits_for_a_server_that_starts_later(start: Start, home: Ho
     waiting = start("waiting")
     until(lambda: said(waiting, "store.unavailable") == 1)
     ensure_server(home)
-    until(lambda: said(waiting, "leader.elected") == 1, within_s=20)
+    until(lambda: said(waiting, "leader.elected") == 1, within_s=60)
     assert said(waiting, "store.back") == 1
 
 
@@ -111,7 +111,7 @@ def test_a_leader_makes_the_default_queue_and_limits_objects_per_namespace(
     start: Start, store: RedisStore
 ) -> None:
     start("leader")
-    until(lambda: store.get("Queue", "default") is not None, within_s=20)
+    until(lambda: store.get("Queue", "default") is not None, within_s=60)
     until(lambda: read_object_limit(store) == 10_000)
 
 
@@ -121,7 +121,7 @@ def test_a_leader_that_is_asked_to_end_resigns(
     start: Start, store: RedisStore, how: signal.Signals
 ) -> None:
     leader = start("leader")
-    until(lambda: said(leader, "leader.elected") == 1, within_s=20)
+    until(lambda: said(leader, "leader.elected") == 1, within_s=60)
     os.kill(leader.pid, how)
     assert exit_code_of(leader) == 0
     assert said(leader, "leader.resigned") == 1
@@ -133,11 +133,11 @@ def test_a_standby_scheduler_leads_when_the_leader_is_killed(
     start: Start, store: RedisStore
 ) -> None:
     first = start("first")
-    until(lambda: said(first, "leader.elected") == 1, within_s=20)
+    until(lambda: said(first, "leader.elected") == 1, within_s=60)
     second = start("second")
-    until(lambda: said(second, "leader.waiting") == 1, within_s=20)
+    until(lambda: said(second, "leader.waiting") == 1, within_s=60)
     os.kill(first.pid, signal.SIGKILL)
-    until(lambda: said(second, "leader.elected") == 1, within_s=20)
+    until(lambda: said(second, "leader.elected") == 1, within_s=60)
     leader = store.leader()
     assert leader is not None
     assert count_of(leader.epoch) == 2
@@ -148,7 +148,7 @@ def test_a_standby_scheduler_leads_when_the_leader_is_killed(
 def test_a_scheduler_outlives_its_server(start: Start, home: Home) -> None:
     pid = ensure_server(home).pid
     leader = start("leader")
-    until(lambda: said(leader, "leader.elected") == 1, within_s=20)
+    until(lambda: said(leader, "leader.elected") == 1, within_s=60)
     os.kill(pid, signal.SIGKILL)
     until(lambda: said(leader, "store.unavailable") >= 1, within_s=30)
     ensure_server(home)

@@ -168,7 +168,7 @@ def test_the_server_listens_on_a_port_where_one_is_asked_for(home: Home) -> None
     port = free_port()
     assert ensure_server(home, port=port).port == port
     password = read_password(home)
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(f"PING\r\nAUTH {password}\r\nPING\r\n".encode())
         with connection.makefile("rb") as replies:
             assert [replies.readline() for _ in range(3)] == [

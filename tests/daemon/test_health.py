@@ -63,7 +63,7 @@ def test_a_scheduler_is_ready_once_a_turn_has_ended_well() -> None:
     let_go = threading.Event()
 
     def turn() -> TurnReport:
-        let_go.wait(10)
+        let_go.wait(60)
         return TurnReport()
 
     with looping(turn) as (watched, _):
@@ -80,7 +80,7 @@ def test_a_turn_that_hangs_is_neither_alive_nor_ready() -> None:
     def turn() -> TurnReport:
         for report in turns:
             return report
-        let_go.wait(10)
+        let_go.wait(60)
         return TurnReport()
 
     with looping(turn) as (watched, _):
@@ -117,7 +117,7 @@ def test_a_hanging_server_makes_it_unready_before_the_call_fails() -> None:
 
     def turn() -> TurnReport:
         if hangs.is_set():
-            let_go.wait(10)
+            let_go.wait(60)
         return TurnReport()
 
     def asking_s(_: int) -> float:

@@ -41,7 +41,7 @@ def listener() -> Iterator[Listener]:
 
 def connected(listener: Listener) -> socket.socket:
     host, port = listener.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def raw(listener: Listener, request: bytes) -> bytes:

@@ -109,7 +109,7 @@ def test_a_wake_brings_the_next_turn_forward() -> None:
 
 def test_many_wakes_during_a_turn_are_one_turn_after_it() -> None:
     let_go = threading.Event()
-    turns = Turns(lambda number: turned(number > 1 or let_go.wait(10)))
+    turns = Turns(lambda number: turned(number > 1 or let_go.wait(60)))
     with running(turns) as loop:
         for _ in range(1000):
             loop.wake()
@@ -182,7 +182,7 @@ def test_wakes_from_many_threads_block_neither_each_other_nor_a_stop() -> None:
             waker.start()
         until(lambda: turns.count > 10)
     for waker in wakers:
-        waker.join(10)
+        waker.join(60)
         assert not waker.is_alive()
 
 
@@ -245,7 +245,7 @@ def test_an_unavailable_store_is_asked_less_often_and_logged_once() -> None:
 
 def test_a_hanging_turn_is_logged_with_duration_and_place() -> None:
     let_go = threading.Event()
-    turns = Turns(lambda number: turned(number != 1 or let_go.wait(20)))
+    turns = Turns(lambda number: turned(number != 1 or let_go.wait(60)))
     with capture_logs() as lines, running(turns, period_ms=10) as loop:
         until(lambda: events(lines).count("session.hangs") >= 2)
         assert loop.hanging_s() > 0.1
@@ -264,7 +264,7 @@ def test_a_turn_that_waits_for_a_hanging_store_is_an_outage() -> None:
 
     def ask(number: int) -> TurnReport:
         if number == 1:
-            let_go.wait(20)
+            let_go.wait(60)
             raise StoreUnavailable("the server does not answer within 10 s")
         return TurnReport()
 
@@ -285,7 +285,7 @@ def test_a_turn_that_waits_for_a_hanging_store_is_an_outage() -> None:
 
 def test_the_log_reports_a_hang_before_its_end() -> None:
     let_go = threading.Event()
-    turns = Turns(lambda number: turned(number != 1 or let_go.wait(20)))
+    turns = Turns(lambda number: turned(number != 1 or let_go.wait(60)))
 
     def asking_s(_: int) -> float:
         # The turn ends just when the second message about its hang is due.
@@ -343,7 +343,7 @@ def test_a_stop_waits_for_the_turn_that_runs() -> None:
 
 def test_a_stop_does_not_wait_for_ever() -> None:
     let_go = threading.Event()
-    turns = Turns(lambda _: turned(let_go.wait(20)))
+    turns = Turns(lambda _: turned(let_go.wait(60)))
     loop = Loop(turns, settings=Settings(), outage=Outage(), crashed=print, patience_s=0.05)
     loop.start()
     until(lambda: len(turns.began) == 1)

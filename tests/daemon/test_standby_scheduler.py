@@ -212,5 +212,5 @@ def test_a_scheduler_that_ends_normally_departs(pair: dict[str, Record], store: 
     assert leader is not None
     [other] = set(pair) - {leader.identity}
     os.kill(pair[other].pid, signal.SIGTERM)
-    until(lambda: [seen.identity for seen in attending(store)] == [leader.identity], within_s=20)
+    until(lambda: [seen.identity for seen in attending(store)] == [leader.identity], within_s=60)
     assert isinstance(store.get("Queue", "default"), Queue)

@@ -55,7 +55,7 @@ def succeeds(how, what):
 def asked(port):
     """Return what a server answers, unless it refuses."""
     for words in TRIES:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(f"{words}\r\n".encode())
             said = connection.recv(4096).decode(errors="replace")
         if not said.startswith(("-NOAUTH", "-WRONGPASS")):

@@ -342,7 +342,7 @@ def _end_all(processes: Sequence[subprocess.Popen[str]]) -> None:
             process.send_signal(signal.SIGTERM)
     for process in running:
         try:
-            process.wait(timeout=20)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(timeout=20)
+            process.wait(timeout=60)

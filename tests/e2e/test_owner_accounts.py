@@ -222,10 +222,10 @@ class Site:
             process.send_signal(signal.SIGTERM)
         for process in self._processes:
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(20)
+                process.wait(60)
 
 
 @contextmanager
@@ -406,7 +406,7 @@ def test_pods_of_other_accounts_end_with_a_killed_agent(
     for pid in [pid for pid in ours if uid_of(pid) == agents]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    agent.wait(20)
+    agent.wait(60)
     site.start_agent("--containment", containment)
     assert [pid for pid in before if is_alive(pid)] == []
     # The pod was lost with its agent, and starts again.

@@ -189,7 +189,7 @@ def test_a_command_ends_when_its_user_is_killed(stack: Machine) -> None:
     streams = set(client.keys("exec:*put:*")) - former
     assert len(streams) == 2
     reader.kill()
-    reader.wait(20)
+    reader.wait(60)
     reader.stdout.close()
     until(lambda: not command.is_running(), what="it is hung up")
     until(lambda: not client.exists(*streams), what="its session is removed")

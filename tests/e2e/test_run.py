@@ -111,7 +111,7 @@ def test_ctrl_c_names_what_keeps_running(stack: Machine) -> None:
     with stack.client() as client:
         assert phase(client, "patient") == "Running"
         client.cancel("patient")
-        client.wait(["patient"], timeout_s=20)
+        client.wait(["patient"], timeout_s=60)
 
 
 def test_ctrl_c_while_the_stack_starts_leaves_nothing(machine: Machine) -> None:

@@ -26,7 +26,7 @@ def on_a_terminal(*words: str, url: str) -> tuple[int, bytes]:
         ):
             code = _exit_code(["--redis-url", url, *words])
     finally:
-        reading.join(20)
+        reading.join(60)
         os.close(ours)
     return code, bytes(shown)
 

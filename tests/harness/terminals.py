@@ -45,7 +45,7 @@ class Terminal:
 
     def __exit__(self, *error: object) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
         os.close(self._theirs)
         os.close(self._ours)
 

@@ -48,7 +48,7 @@ class Got(NamedTuple):
 class SocketConnection(http.client.HTTPConnection):
     """HTTP over a unix socket."""
 
-    def __init__(self, path: Path, timeout_s: float = 20.0) -> None:
+    def __init__(self, path: Path, timeout_s: float = 60.0) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
@@ -64,7 +64,7 @@ class Caller:
     def __init__(self, path: Path, port: int, token: str = "") -> None:
         self._path, self._port, self._token = path, port, token
 
-    def connection(self, timeout_s: float = 20.0) -> http.client.HTTPConnection:
+    def connection(self, timeout_s: float = 60.0) -> http.client.HTTPConnection:
         """Return a connection through the caller's door."""
         if self._token:
             return http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout_s)
@@ -157,7 +157,7 @@ class RunningApi:
 
     def __exit__(self, *error: object) -> None:
         self.server.stop()
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the API did not end"
         self._folder.cleanup()
 

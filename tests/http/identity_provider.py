@@ -199,7 +199,7 @@ class RunningProvider:
 
     def ask(self, path: str, asked: object = None) -> Any:
         """Send a request to one of the paths for tests."""
-        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60)
         method = "GET" if asked is None else "POST"
         body = None if asked is None else json.dumps(asked)
         connection.request(method, f"/test/{path}", body)

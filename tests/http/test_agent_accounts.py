@@ -206,7 +206,7 @@ def test_looks_of_several_threads_agree(prefix: str) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert os.getuid() in accounts
     announcement.close()
 

@@ -31,7 +31,7 @@ def client(running_api: RunningApi) -> Iterator[ApiClient]:
 
 
 def test_a_watch_yields_what_exists_and_each_change(client: ApiClient, stage: Stage) -> None:
-    changes = client.watch("Queue", timeout_s=20)
+    changes = client.watch("Queue", timeout_s=60)
     first = next(changes)
     assert (first.kind, first.key) == ("Queue", "default")
     stage.client.set_stop_policy("default", "Hold")
@@ -204,7 +204,7 @@ def test_a_request_is_sent_in_one_piece(tmp_path: Path) -> None:
         with ApiSession(ApiCredentials(server=f"unix:{tmp_path / 's'}")) as session:
             assert session.request("POST", "/v1/requests", {"verb": "submit"}) == {}
             assert session.request("GET", "/v1/me") == {}
-        answering.join(20)
+        answering.join(60)
     assert pieces[0].startswith(b"POST /v1/requests HTTP/1.1\r\n")
     assert pieces[0].endswith(b'\r\n\r\n{"verb": "submit"}')
     assert pieces[1].startswith(b"GET /v1/me HTTP/1.1\r\n")
@@ -248,7 +248,7 @@ def streamed(folder: Path, answer: bytes) -> tuple[list[bytes], StoreUnavailable
         except StoreUnavailable as error:
             return found, error
         finally:
-            answering.join(20)
+            answering.join(60)
     return found, None
 
 

@@ -38,11 +38,11 @@ def test_a_token_is_accepted_over_tls_and_plain_text_is_not(
     ):
         token = delegate.access.create_token("alice", Actor(user="root", via="redis")).text
         context = ssl.create_default_context(cafile=AUTHORITY)
-        secured = http.client.HTTPSConnection("localhost", api.port, context=context, timeout=20)
+        secured = http.client.HTTPSConnection("localhost", api.port, context=context, timeout=60)
         secured.request("GET", "/v1/me", headers={"Authorization": f"Bearer {token}"})
         assert secured.getresponse().status == 200
         secured.close()
-        plain = http.client.HTTPConnection("127.0.0.1", api.port, timeout=20)
+        plain = http.client.HTTPConnection("127.0.0.1", api.port, timeout=60)
         plain.request("GET", "/livez")
         with pytest.raises((http.client.HTTPException, OSError)):
             plain.getresponse()

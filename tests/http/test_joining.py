@@ -57,7 +57,7 @@ class RunningRegistrar:
 
     def __exit__(self, *error: object) -> None:
         self._stopping.set()
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 

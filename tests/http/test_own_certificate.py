@@ -106,7 +106,7 @@ def impostor(certificate: Path, key: Path) -> Iterator[tuple[int, list[bytes]]]:
             yield int(listening.getsockname()[1]), heard
         finally:
             listening.shutdown(socket.SHUT_RDWR)
-            thread.join(10)
+            thread.join(60)
 
 
 def test_an_invitation_states_the_certificate_and_the_login_keeps_it(

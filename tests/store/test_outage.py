@@ -80,13 +80,13 @@ def test_patience_does_not_wait_out_lasting_errors() -> None:
 
 def test_a_link_tells_which_thread_waits_for_an_answer_and_for_how_long() -> None:
     link, answered = Link("redis://127.0.0.1:1/0"), threading.Event()
-    asker = threading.Thread(target=link.ask, args=(lambda _: answered.wait(20),))
+    asker = threading.Thread(target=link.ask, args=(lambda _: answered.wait(60),))
     asker.start()
     number = asker.ident or 0
     until(lambda: link.asking_s(number) > 0.05)
     assert link.asking_s(threading.get_ident()) == 0.0
     answered.set()
-    asker.join(20)
+    asker.join(60)
     assert link.asking_s(number) == 0.0
 
 

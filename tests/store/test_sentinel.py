@@ -177,7 +177,7 @@ def insist(store: RedisStore, name: str) -> None:
             return False
         return words(commit) == []
 
-    until(is_written, within_s=20)
+    until(is_written, within_s=60)
 
 
 def holds(watched: ReplicatedServer, port: int, name: str) -> bool:
@@ -344,7 +344,7 @@ def test_threads_share_a_link_through_a_failover(dying: ReplicatedServer) -> Non
     after = dying.await_failover(before)
     with dying.raw(after) as client:
         seen = int(client.get("counted") or 0)
-        until(lambda: int(client.get("counted") or 0) > seen + 100, within_s=20)
+        until(lambda: int(client.get("counted") or 0) > seen + 100, within_s=60)
     over.set()
     for thread in threads:
         thread.join()

@@ -122,7 +122,7 @@ def test_the_tenants_compete_for_quota_with_gangs() -> None:
         assert task.template.requests["cpu"] == 200
         program, flag, script = task.template.command
         assert (program, flag) == ("sh", "-c")
-        subprocess.run(["sh", "-n", "-c", script], timeout=10, check=True)
+        subprocess.run(["sh", "-n", "-c", script], timeout=60, check=True)
 
 
 def test_the_groups_of_examples_do_not_have_the_names_of_the_session_in_the_readme() -> None:

@@ -86,7 +86,7 @@ def test_a_sibling_process_that_a_function_has_made_ends_with_the_pod(tmp_path: 
             select.select([pidfd], [], [])
             outcome = PodOutcome(exit_code=os.waitstatus_to_exitcode(fork.reap()))
             children = json.loads(program.resolve(outcome)[1]).split()
-            print(len(children), Enclosure().end_all(keep=fork.keep, within_s=5.0), has_children())
+            print(len(children), Enclosure().end_all(keep=fork.keep, within_s=30.0), has_children())
             print([pid for pid in children if os.path.exists("/proc/" + pid)])
             """
         )

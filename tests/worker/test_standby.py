@@ -251,4 +251,4 @@ def test_the_first_function_of_a_work_horse_is_started_without_a_standby(folder:
         functions.close()
         os.close(program.stdin)
     # Only of these children: other tests may still use a server.
-    assert kill_children(keep=before, within_s=1.0) == []
+    assert kill_children(keep=before, within_s=10.0) == []

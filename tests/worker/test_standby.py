@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,16 @@ def leave():
 
 def vanish():
     os.kill(os.getpid(), signal.SIGKILL)
+"""
+#: Has a process forked ahead, prints the pids of its descendants, and waits.
+_A_HORSE = """
+import psutil, signal
+from batchq.worker.workhorse.process import CALLEE
+from batchq.worker.workhorse.standby import Standby
+standby = Standby(CALLEE, {})
+standby.fork_ahead()
+print(*(one.pid for one in psutil.Process().children(recursive=True)), flush=True)
+signal.pause()
 """
 HERE = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "SECRET": "of one pod"}
 
@@ -230,6 +241,114 @@ def test_a_killed_standby_forks_no_more_and_is_collected(standby: Standby, folde
         fork.reap()
     assert standby.fork(HERE, str(folder), UNBOUNDED, (program.stdin, 1, 2)) is None
     os.close(program.stdin)
+
+
+def processes_of(standby: Standby) -> list[psutil.Process]:
+    """Return the processes that a standby has forked and that wait for their orders, or run."""
+    return psutil.Process(standby._process.pid).children()
+
+
+def test_a_process_that_was_forked_ahead_runs_the_next_function(
+    standby: Standby, folder: Path
+) -> None:
+    call(standby, folder, "tasks:limit")
+    standby.fork_ahead()
+    standby.fork_ahead()
+    [ahead] = processes_of(standby)
+    program = Program(PodTemplate(function="tasks:seen"))
+    environment = {**HERE, "SECRET": "of another"}
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a descriptor is all that is needed
+        out = nowhere.fileno()
+        fork = standby.fork(environment, str(folder), UNBOUNDED, (program.stdin, out, out))
+    assert fork is not None
+    assert fork.pid == ahead.pid
+    outcome, result = program.resolve(PodOutcome(exit_code=ended(fork)))
+    assert outcome.exit_code == 0
+    assert json.loads(result or b"")[:2] == [str(folder), environment]
+
+
+def test_a_process_that_was_forked_ahead_holds_nothing_of_a_pod(
+    standby: Standby, folder: Path
+) -> None:
+    call(standby, folder, "tasks:limit")
+    standby.fork_ahead()
+    [ahead] = processes_of(standby)
+    assert "SECRET" not in ahead.environ()
+    assert ahead.cwd() == "/"
+    held = [os.readlink(one) for one in Path(f"/proc/{ahead.pid}/fd").iterdir()]  # noqa: PTH115
+    assert {one for one in held if not one.startswith("socket:")} == {os.devnull}
+
+
+def test_a_process_that_was_forked_ahead_ends_with_its_standby(
+    standby: Standby, folder: Path
+) -> None:
+    standby.fork_ahead()
+    [ahead] = processes_of(standby)
+    standby.close()
+    ahead.wait(30)
+
+
+def test_a_process_that_was_forked_ahead_ends_when_its_work_horse_is_killed() -> None:
+    horse = subprocess.Popen([sys.executable, "-c", _A_HORSE], stdout=subprocess.PIPE, text=True)
+    assert horse.stdout is not None
+    below = [psutil.Process(int(pid)) for pid in horse.stdout.readline().split()]
+    assert len(below) == 2
+    horse.kill()
+    horse.wait()
+    horse.stdout.close()
+    for one in below:
+        one.wait(30)
+
+
+def run(functions: Functions, folder: Path) -> Fork | None:
+    """Run a function to its end, unless the caller would have to start it; return its process."""
+    program = Program(PodTemplate(function="tasks:limit"))
+    fork = functions.fork(HERE, str(folder), UNBOUNDED, (program.stdin, 1, 2))
+    if fork is not None:
+        assert ended(fork) == 0
+    program.close()
+    return fork
+
+
+def kill(pid: int) -> None:
+    """Kill a process and wait for its end."""
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([pidfd], [], [], 30)[0]
+    os.close(pidfd)
+
+
+@pytest.mark.parametrize("is_standby_killed", [False, True])
+def test_a_function_runs_although_what_was_forked_ahead_for_it_is_killed(
+    folder: Path, is_standby_killed: bool
+) -> None:
+    functions = Functions(CALLEE)
+    try:
+        assert run(functions, folder) is None
+        first = run(functions, folder)
+        assert first is not None
+        functions.fork_ahead()
+        [interpreter] = first.keep
+        [ahead] = psutil.Process(interpreter).children()
+        kill(interpreter if is_standby_killed else ahead.pid)
+        second = run(functions, folder)
+        assert second is not None
+        assert second.keep != first.keep
+    finally:
+        functions.close()
+
+
+def test_nothing_is_forked_ahead_by_a_standby_that_was_killed(folder: Path) -> None:
+    functions = Functions(CALLEE)
+    try:
+        run(functions, folder)
+        first = run(functions, folder)
+        assert first is not None
+        kill(first.keep[0])
+        functions.fork_ahead()
+        assert run(functions, folder) is not None
+    finally:
+        functions.close()
 
 
 def test_the_first_function_of_a_work_horse_is_started_without_a_standby(folder: Path) -> None:

@@ -14,7 +14,7 @@ import select
 import shutil
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import cached_property
@@ -193,7 +193,7 @@ def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
             HARNESS.set((harness, signals, control))
             attempt = harness.start.attempt
             run_pod(attempt.pod, attempt.attempt)
-            order = _next_order(signals, control)
+            order = _next_order(signals, control, functions.fork_ahead)
             if order is None:
                 return
             harness = structs.replace(
@@ -204,7 +204,10 @@ def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
         enclosure.close()
 
 
-def _next_order(signals: Signals, control: socket.socket) -> RunOrder | None:
+def _next_order(
+    signals: Signals, control: socket.socket, prepare: Callable[[], None]
+) -> RunOrder | None:
+    """Announce the end of a pod, prepare for the next, and return its order; None if none comes."""
     poll = select.poll()
     poll.register(control.fileno(), select.POLLIN)
     poll.register(signals.fileno(), select.POLLIN)
@@ -212,6 +215,7 @@ def _next_order(signals: Signals, control: socket.socket) -> RunOrder | None:
     # unread.
     with suppress(BrokenPipeError, ConnectionResetError):
         control.send(b".")
+        prepare()
         while not (signals.count(KILL_SIGNAL) or signals.count(STOP_SIGNAL)):
             readable = {descriptor for descriptor, _ in poll.poll()}
             if control.fileno() in readable:

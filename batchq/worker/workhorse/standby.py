@@ -2,8 +2,11 @@
 
 Starting Python takes longer than most functions that pods call. A work-horse that runs functions
 one after the other keeps a bare interpreter beside it, which holds nothing of the agent; a fork of
-it costs a tenth of a start. The interpreter is a child of the work-horse and not the parent of the
-pod's orphans, so the processes a pod leaves behind still come to the work-horse.
+it costs a tenth of a start. It is forked ahead, while the work-horse waits for the next pod: it
+holds nothing of any pod, waits for its order, and ends if none can come.
+
+The interpreter is a child of the work-horse and not the parent of the pod's orphans, so the
+processes a pod leaves behind still come to the work-horse.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec import Struct
+
 from batchq.system import structlog
 from batchq.worker.host.containment import Enclosure, PidNamespace, StartOrder, pid_of_pidfd
 from batchq.worker.host.node_resources import ProcessBounds
-from batchq.worker.host.processes import collect, is_answered, is_readable, kill_children
-from batchq.worker.workhorse.callee import ALONE, KILL_OTHERS
+from batchq.worker.host.processes import collect, is_answered, is_readable
+from batchq.worker.workhorse.callee import AHEAD, ALONE, KILL_OTHERS
 from batchq.worker.workhorse.process import Fork
 
 log = structlog.get_logger(__name__)
@@ -55,6 +60,8 @@ class Standby:
         self._start_environment = _start_variables(environment)
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.settimeout(_ANSWERS_WITHIN_S)
+        #: The process that was forked ahead and has no order yet.
+        self._ahead: _Ahead | None = None
         # Only these: the environment of one pod must not reach another.
         self._given = {
             **common,
@@ -82,6 +89,25 @@ class Standby:
         finally:
             theirs.close()
 
+    def fork_ahead(self) -> None:
+        """Fork the next process, if that has not been done, so that it only needs its order.
+
+        Call it while no pod runs. Raise OSError or ValueError.
+        """
+        if self._ahead is not None:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            socket.send_fds(self._orders, [AHEAD], [theirs.fileno()])
+            _, (pidfd,), _, _ = socket.recv_fds(self._orders, 64, 1)
+            pid = pid_of_pidfd(pidfd)
+            self._ahead = _Ahead(pid=pid, pidfd=os.pidfd_open(pid), orders=ours)
+        except BaseException:  # anything: the socket must not stay open
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
     def fork(
         self,
         environment: Mapping[str, str],
@@ -89,7 +115,8 @@ class Standby:
         bounds: ProcessBounds,
         descriptors: tuple[int, ...],
     ) -> Fork | None:
-        """Fork a process; return None if the caller has to start it instead.
+        """Fork a process, or give its order to the one that was forked ahead; return None if the
+        caller has to start it instead.
 
         `descriptors`: its stdin, stdout and stderr, and the way into its cgroup if it has one.
         """
@@ -103,17 +130,16 @@ class Standby:
             # No process can be started with this variable or folder, and the caller says so.
             return None
         try:
-            socket.send_fds(self._orders, [order], list(descriptors))
-            _, (pidfd,), _, _ = socket.recv_fds(self._orders, 64, 1)
-            pid = pid_of_pidfd(pidfd)
+            self.fork_ahead()
+            assert self._ahead is not None
+            socket.send_fds(self._ahead.orders, [order], descriptors)
+            pid = self._ahead.pid
+            self._ahead.close()
+            self._ahead = None
         except (OSError, ValueError) as trouble:
+            # A process that was forked without an answer gets no order, and ends.
             log.warning("interpreter that stands by given up", trouble=str(trouble))
             self.close()
-            # It may have forked without having answered.
-            if self._namespace is not None:
-                self._namespace.end_all(_KILLED_WITHIN_S)
-            else:
-                kill_children(keep=(), within_s=_KILLED_WITHIN_S)
             return None
         if self._namespace is not None:
             return Fork(
@@ -132,6 +158,9 @@ class Standby:
             wait_status = collect(self._process.pid)
             if wait_status is not None:
                 self._process.returncode = os.waitstatus_to_exitcode(wait_status)
+        if self._ahead is not None:
+            self._ahead.end()
+            self._ahead = None
 
     def _changes(self, environment: Mapping[str, str]) -> Iterator[str]:
         """Yield the variables that differ from those of the interpreter, as orders have them."""
@@ -165,6 +194,29 @@ class Standby:
             return bool(self._orders.recv(1))
         except OSError:
             return False
+
+
+class _Ahead(Struct, frozen=True, kw_only=True):
+    """A forked process that waits for its order, and ends if it gets none."""
+
+    pid: int
+    pidfd: int
+    orders: socket.socket
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        self.orders.close()
+
+    def end(self) -> None:
+        """Kill and collect it, once its parent has ended; that is now this process, or the first
+        one of the PID namespace.
+        """
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            collect(self.pid)
+        is_readable(self.pidfd, within_ms=round(1000 * _KILLED_WITHIN_S))
+        self.close()
 
 
 class _NamespacedInterpreter:
@@ -246,6 +298,15 @@ class Functions:
             log.warning("no interpreter to stand by", trouble=str(trouble))
             return None
         return self._standby.fork(environment, folder, bounds, descriptors)
+
+    def fork_ahead(self) -> None:
+        """Have the process of the next function forked now, if there is a standby."""
+        try:
+            if self._standby is not None:
+                self._standby.fork_ahead()
+        except (OSError, ValueError):
+            # It was killed, with the processes of a command; the next function starts another.
+            self.close()
 
     def close(self) -> None:
         """End the standby, if there is one."""

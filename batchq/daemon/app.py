@@ -260,8 +260,9 @@ def may_wait_for_a_turn(transaction: Transaction) -> bool:
 
 def _changes_no_more(write: Write) -> bool:
     match write.value:
-        case Pod() as pod:
-            return pod.status.phase == PodPhase.RUNNING and not pod.spec.ports
+        case Pod(spec=spec, status=status):
+            is_start = status.phase == PodPhase.RUNNING and not status.terminating
+            return is_start and not spec.ports
         case PodGroup():
             return write.expect != 0
         case _:

@@ -281,6 +281,7 @@ def test_a_turn_may_wait_where_no_decision_depends_on_what_was_written() -> None
         "a start in a gang that launches together": (writing(put(of_gang)), False),
         "a pod that was bound": (writing(put(bound)), False),
         "a start, and another object": (writing(put(started), put(queue("q"))), False),
+        "a pod that is asked to stop": (writing(put(pod(phase=PodPhase.RUNNING, stop="x"))), False),
         "a deleted pod": (writing(gone(started, expect=1)), False),
         "why a group waits": (writing(put(waits, expect=1)), True),
         "a new group": (writing(put(waits)), False),

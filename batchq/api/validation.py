@@ -143,8 +143,18 @@ def disorder_of_status(status: PodGroupStatus) -> str:
     return ""
 
 
+def false_amount(field: str, amounts: Mapping[str, int]) -> str:
+    """Return the first amount of a field that is negative or has no proper name; "" if none."""
+    for name, units in amounts.items():
+        if units < 0 or not name or " " in name:
+            return f"in its {field}, {shown(name)} is {units}"
+    return ""
+
+
 def disorder_of_spec(spec: PodGroupSpec) -> str:
     """Return what `disorder_of` finds in a group's spec."""
+    if why := false_amount("minResources", spec.min_resources):
+        return why
     if spec.min_member is not None and spec.min_member < 0:
         return f"its minMember is {spec.min_member}"
     if not spec.tasks:
@@ -154,6 +164,8 @@ def disorder_of_spec(spec: PodGroupSpec) -> str:
     for task in spec.tasks:
         if not 0 <= task.replicas <= MOST_REPLICAS:
             return f"task {task.name} has {task.replicas} replicas; expected 0 to {MOST_REPLICAS:,}"
+        if why := false_amount(f"task {task.name}", task.template.requests):
+            return why
         names.add(task.name)
         pods += task.replicas
     if len(names) < len(spec.tasks):

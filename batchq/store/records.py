@@ -37,7 +37,6 @@ from batchq.api.objects import (
     Unreadable,
 )
 from batchq.api.transaction import (
-    POD_GROUPS,
     Answer,
     Charge,
     Delivery,
@@ -51,7 +50,7 @@ from batchq.api.transaction import (
     phase_of,
     stop_of,
 )
-from batchq.api.validation import disorder_of, disorder_of_spec, disorder_of_status
+from batchq.api.validation import disorder_of, disorder_of_spec, disorder_of_status, false_amount
 from batchq.errors import UnreadableRecord
 from batchq.store.keys import KIND_NAMES, LAST_CHANGE, heads
 from batchq.store.rules import MOST, NOTHING, Held, held_by
@@ -388,25 +387,24 @@ def is_sound_status(status: PodGroupStatus) -> bool:
 
 
 def _false_amounts_of(item: Object) -> str:
-    """Return the first malformed amount of a queue, quota or node; "" if there is none. Scripts
-    would refuse every charge below a malformed limit.
+    """Return the first malformed amount of a queue, quota, node or pod; "" if there is none.
+    Scripts would refuse every charge below a malformed limit.
     """
     stated: dict[str, Mapping[str, int]] = {}
-    if isinstance(item, ResourceQuota):
-        stated["hard"] = item.spec.hard
-    elif isinstance(item, Node):
-        stated["resources"] = item.spec.resources
-    elif isinstance(item, Queue):
-        spec = item.spec
-        stated |= {"guarantee": spec.guarantee, "deserved": spec.deserved}
-        stated["capability"] = spec.capability
-        if spec.max_pod_groups is not None:
-            stated["maxPodGroups"] = {POD_GROUPS: spec.max_pod_groups}
-    for field, amounts in stated.items():
-        for name, units in amounts.items():
-            if units < 0 or not name or " " in name:
-                return f"its {field} has {shown(name)}: {shown(units)}"
-    return ""
+    match item:
+        case Pod():
+            stated["requests"] = item.spec.requests
+        case ResourceQuota():
+            stated["hard"] = item.spec.hard
+        case Node():
+            stated["resources"] = item.spec.resources
+        case Queue(spec=spec):
+            stated |= {"guarantee": spec.guarantee, "deserved": spec.deserved}
+            stated["capability"] = spec.capability
+            for field, number in (("weight", spec.weight), ("maxPodGroups", spec.max_pod_groups)):
+                if number is not None and number < 0:
+                    return f"its {field} is {number}"
+    return next(filter(None, (false_amount(*one) for one in stated.items())), "")
 
 
 def _names_no_scope(item: Object) -> bool:

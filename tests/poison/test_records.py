@@ -213,21 +213,35 @@ def test_a_uid_that_would_break_a_fence_is_unreadable(
 @pytest.mark.parametrize(
     ("kind", "spec", "why"),
     [
-        ("ResourceQuota", '{"hard":{"podgroups":-5}}', "its hard has 'podgroups': -5"),
-        ("ResourceQuota", '{"hard":{"a b":1}}', "its hard has 'a b': 1"),
-        ("ResourceQuota", '{"hard":{"":1}}', "its hard has '': 1"),
-        ("Queue", '{"capability":{"cpu":-1}}', "its capability has 'cpu': -1"),
-        ("Queue", '{"guarantee":{"cpu":-1}}', "its guarantee has 'cpu': -1"),
-        ("Queue", '{"maxPodGroups":-1}', "its maxPodGroups has 'podgroups': -1"),
-        ("Node", '{"resources":{"cpu":-1}}', "its resources has 'cpu': -1"),
+        ("ResourceQuota", '{"hard":{"podgroups":-5}}', "in its hard, 'podgroups' is -5"),
+        ("ResourceQuota", '{"hard":{"a b":1}}', "in its hard, 'a b' is 1"),
+        ("ResourceQuota", '{"hard":{"":1}}', "in its hard, '' is 1"),
+        ("Queue", '{"capability":{"cpu":-1}}', "in its capability, 'cpu' is -1"),
+        ("Queue", '{"guarantee":{"cpu":-1}}', "in its guarantee, 'cpu' is -1"),
+        ("Queue", '{"maxPodGroups":-1}', "its maxPodGroups is -1"),
+        ("Queue", '{"weight":-3}', "its weight is -3"),
+        (
+            "Pod",
+            '{"podGroup":"g","task":"t","requests":{"cpu":-1}}',
+            "in its requests, 'cpu' is -1",
+        ),
+        ("PodGroup", '{"minResources":{"cpu":-5}}', "in its minResources, 'cpu' is -5"),
+        (
+            "PodGroup",
+            '{"tasks":[{"name":"w","template":{"requests":{"cpu":-5}}}]}',
+            "in its task w, 'cpu' is -5",
+        ),
+        ("Node", '{"resources":{"cpu":-1}}', "in its resources, 'cpu' is -1"),
     ],
 )
-def test_an_amount_that_is_no_limit_is_unreadable(
+def test_an_amount_below_zero_or_without_a_name_is_unreadable(
     redis_store: RedisStore, raw: redis.Redis, kind: str, spec: str, why: str
 ) -> None:
     make_healthy(redis_store)
     space, _, name = PLACES[kind].rpartition("/")
-    meta = f'{{"name":"{name}","namespace":"{space}","uid":"u9"}}'
+    # A pod's record has the name of its uid.
+    uid = name if kind == "Pod" else "u9"
+    meta = f'{{"name":"{name}","namespace":"{space}","uid":"{uid}"}}'
     raw.hset(keys.objects(kind), PLACES[kind], f'{{"metadata":{meta},"spec":{spec}}}')
     is_healthy(redis_store)
     [one] = redis_store.unreadable()

@@ -42,13 +42,13 @@ pygments_style = "default"
 myst_heading_anchors = 6
 
 PAGES = (ROOT / "docs" / "reference").glob("*.md")
-PACKAGES = (ROOT / "batchq").glob("*/README.md")
+PACKAGES = (ROOT / "batchq").rglob("*.md")
 #: Section of docs/README.md -> pages made from the code (`docs/reference.py`), which come first.
 BEFORE = {"Reference": sorted(f"reference/{page.stem}" for page in PAGES)}
 #: Section -> other pages that its table does not name.
 AFTER = {
     "Reference": ["../conf/acl/README"],
-    "Project": sorted(f"../batchq/{page.parent.name}/README" for page in PACKAGES),
+    "Project": sorted(f"../{page.relative_to(ROOT).with_suffix('')}" for page in PACKAGES),
 }
 
 

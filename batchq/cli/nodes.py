@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -27,7 +28,7 @@ from batchq.cli.output.options import (
 )
 from batchq.cli.output.tables import device_row, devices_table, nodes_table
 from batchq.cli.output.values import existing, seconds_of
-from batchq.errors import InvalidInput, UsageError, WaitTimedOut
+from batchq.errors import InvalidInput, NotFound, UnreadableRecord, UsageError, WaitTimedOut
 
 if TYPE_CHECKING:
     from batchq.client import Client
@@ -131,9 +132,13 @@ def _pods_left(client: Client, node: str) -> str:
     ]
     if not pods:
         return "it has no pods"
-    groups = {name: client.get("PodGroup", name) for name in {_group_of(pod) for pod in pods}}
+    groups: dict[str, Object] = {}
+    for name in {_group_of(pod) for pod in pods}:
+        # The record of a group may be gone, or damaged, while its pods still run.
+        with suppress(NotFound, UnreadableRecord):
+            groups[name] = client.get("PodGroup", name)
     now_ms = client.now_ms()
-    ends = [_latest_end(pod, groups[_group_of(pod)], now_ms) for pod in pods]
+    ends = [_latest_end(pod, groups.get(_group_of(pod)), now_ms) for pod in pods]
     endless = ends.count(None)
     if endless:
         runs = "has no walltime and may" if endless == 1 else "have no walltime and may"
@@ -147,10 +152,9 @@ def _group_of(pod: Pod) -> str:
     return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
 
 
-def _latest_end(pod: Pod, group: Object, now_ms: int) -> int | None:
-    """Return when a pod will have ended; None without a walltime."""
-    assert isinstance(group, PodGroup)
-    if group.spec.walltime is None:
+def _latest_end(pod: Pod, group: Object | None, now_ms: int) -> int | None:
+    """Return when a pod will have ended; None without a known walltime."""
+    if not isinstance(group, PodGroup) or group.spec.walltime is None:
         return None
     # The walltime of a gang begins with its last pod, that of an array's pod with the pod.
     begun = max(pod.status.started_at or now_ms, group.status.started_at or 0)

@@ -293,6 +293,21 @@ def test_draining_says_when_the_pods_will_have_ended_at_the_latest(
     )
 
 
+def test_draining_a_node_with_a_pod_whose_group_is_gone_goes_on(
+    batchq: Batchq, stage: Stage, raw: redis.Redis
+) -> None:
+    assert batchq("submit", "--name", "x", "--", "sleep", "1").code == 0
+    stage.turn()
+    stage.start("x")
+    raw.hdel(keys.objects("PodGroup"), "default/x")
+    done = batchq("nodes", "drain", "n1", "--timeout", "100ms")
+    assert done.code == 124
+    assert done.err.splitlines()[0] == (
+        "node n1 cordoned; waiting for 1 pod to end; 1 pod has no walltime and may run for any time"
+        " (Ctrl-C ends the wait)"
+    )
+
+
 @pytest.mark.both_doors
 def test_draining_an_empty_node_says_that_it_has_no_pods(batchq: Batchq, stage: Stage) -> None:
     assert stage.pods("x") == []

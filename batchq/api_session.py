@@ -133,7 +133,7 @@ def split_token(text: str) -> tuple[str, str]:
 
 
 def agreed_pin(server: str, *pins: str) -> str:
-    """Return the digest that the certificate of an API must have, of those that were given, if any.
+    """Return the one digest among those given that the certificate of an API must have, if any.
 
     Raises InvalidInput if they differ, or if the API would have no certificate.
     """

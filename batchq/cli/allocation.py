@@ -356,8 +356,8 @@ def alloc(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
     this command, however it ends.
 
     If the allocation ends before COMMAND, for example at its walltime, the reason is shown, and
-    COMMAND continues. The exit code is that of COMMAND; if that is 0, but the allocation did not
-    last as long, it is 1.
+    COMMAND continues. The exit code is that of COMMAND, or 1 if COMMAND succeeds after the
+    allocation has ended.
     """
     words = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
     _require_command(words[0])
@@ -522,7 +522,7 @@ def write_launcher(folder: Path, pods: Sequence[Pod]) -> dict[str, str]:
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="NODE COMMAND…")
 @pass_globals
 def rsh(shared: Globals, words: tuple[str, ...]) -> int:
-    """Run COMMAND by a shell in a pod of this allocation on NODE, as `ssh NODE COMMAND` does.
+    """Run COMMAND in a shell, in this allocation's pod on NODE, as `ssh NODE COMMAND` does.
 
     Launchers such as mpirun call it as `batchq-rsh`, within `batchq alloc` and in pod 0 of a gang
     with `--launch mpi`. NODE may also be the

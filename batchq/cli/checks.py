@@ -509,7 +509,7 @@ def open_gates(
     everything: bool,
     output: Output,
 ) -> None:
-    """Open gates of the group NAME: its own gates, or if it has none of a name, those in the
+    """Open gates of the group NAME; a gate that the group itself does not have is opened in the
     templates of its tasks.
     """
     if everything == bool(opened):

@@ -281,7 +281,7 @@ def _line(name: str) -> str:
 )
 @click.option("--because", metavar="TEXT", help="The reason for --as, for the audit trail.")
 @raw_option
-@click.option("--no-color", is_flag=True, help="No colours; so does the variable NO_COLOR.")
+@click.option("--no-color", is_flag=True, help="No colours; the variable NO_COLOR does the same.")
 @click.version_option(__version__, prog_name="batchq", message="%(prog)s %(version)s")
 @click.pass_context
 def main(

@@ -263,12 +263,12 @@ def plan(shared: Globals, /, command: tuple[str, ...], output: Output, **options
     """Show what the scheduler would decide about COMMAND, a function or a file's groups, without
     submitting anything.
 
-    The scheduler's next session runs here, with its own configuration, on the server's current
-    state and the submission. The plan shows whether all pods get nodes, which nodes they get, and
-    which groups would be evicted. For groups that would wait, it shows all reasons, their position
-    in line, when they are expected to start, when capacity will be free at the earliest, and which
-    changes would help. Other objects of a file, such as queues and quotas, are treated as applied.
-    The command needs no right to write.
+    The scheduler's next session runs in this command, with the scheduler's configuration, on the
+    server's current state and the submission. The plan shows whether all pods get nodes, which
+    nodes they get, and which groups would be evicted. For groups that would wait, it shows all
+    reasons, their position in line, when they are expected to start, when capacity will be free at
+    the earliest, and which changes would help. Other objects of a file, such as queues and quotas,
+    are treated as applied. The command needs no right to write.
 
     The plan is valid as long as nothing else changes.
 

@@ -476,10 +476,10 @@ def exec_(
     """Run COMMAND in the running POD, on its node: with the pod's environment, folder, limits,
     devices and user, beside the pod's own command.
 
-    Input, output and Ctrl-C are passed on; three interrupts leave a command that does not end. The
-    exit code is the command's. It ends with the pod at the latest, and when this command ends. Its
-    output is shown here only, and not kept. The owner of the group and admins of its namespace may
-    run commands; each one is recorded.
+    Input, output and Ctrl-C are passed on; press Ctrl-C three times to leave a command that does
+    not end. The exit code is the command's. It is stopped when the pod ends, and when `batchq exec`
+    ends. Its output is shown here only, and not kept. The owner of the group and admins of its
+    namespace may run commands; each one is recorded.
     """
     if not command:
         raise UsageError(
@@ -634,8 +634,8 @@ def attach(shared: Globals, pod: str, namespace: str, tail: int, no_stdin: bool)
     """Show the output of POD's own command as it comes, until the pod has ended, and pass the input
     of this command on, if the pod was submitted with --stdin.
 
-    One terminal at a time can pass its input on. Its end is not passed on, as another may be
-    attached later. Ctrl-C leaves the pod as it is.
+    One terminal at a time can pass its input on. The end of the input is not passed on, because
+    another terminal may be attached later. Ctrl-C leaves the pod as it is.
     """
     with shared.connect() as client:
         found = pod_of(client, pod, namespace)

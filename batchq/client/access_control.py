@@ -1,5 +1,5 @@
-"""Tokens, bindings and the audit trail of the HTTP API; connections that act for its users, and
-sign the groups that these submit.
+"""Tokens, bindings and the audit trail of the HTTP API, and the connections on which it acts for
+its users and signs the groups that they submit.
 
 The text of a token is shown once; the server keeps only what `batchq.api.access` says.
 """
@@ -122,7 +122,7 @@ class PodHold(NamedTuple):
 
 
 class AccessControl:
-    """Changes are made for an actor, who must be allowed to: it is decided before."""
+    """Each change names its actor; the caller has checked that the actor may make it."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
@@ -155,8 +155,8 @@ class AccessControl:
         note: str = "",
         because: str = "",
     ) -> NewToken:
-        """Create a token for a user or a service account, which exists as long as it has one or a
-        role. The last one that it is rotated to ends after `rotate_days` at most.
+        """Create a token for a user or a service account; an account exists while it has a token or
+        a role. No successor of the token by rotation lasts beyond `rotate_days`.
 
         Raises InvalidInput, Rejected if there are too many, StoreUnavailable.
         """
@@ -305,9 +305,8 @@ class AccessControl:
             raise Rejected(f"there are {MOST_OF_ALL} tokens, which is the most there may be")
 
     def rotate(self, token: str, actor: Actor, *, overlap_ms: int = DAY) -> NewToken:
-        """Create a token that replaces one: of the same owner and scope, lasting as long as that
-        one did, but not beyond the end of their line. The former ends after `overlap_ms`, if it
-        does not end before.
+        """Create the successor of a token, with its owner, scope and lifetime, but not beyond the
+        end of their line. The former token ends after `overlap_ms` at the latest.
 
         A successor that was never used is revoked, since its text may have been lost on its way.
 
@@ -410,8 +409,8 @@ class AccessControl:
         )  # fmt: skip
 
     def join(self, record: TokenRecord, node: str, digest: str, actor: Actor) -> None:
-        """Use a join token up for a node and the password with this digest. Again with the same one
-        it does nothing: the agent may have lost the answer.
+        """Use up a join token for a node and the password with this digest. A repetition with the
+        same digest does nothing, because the agent may have lost the answer.
 
         Raises Conflict if it was used with another password or by too many nodes, or revoked, or if
         it is for new nodes and this is none; StoreUnavailable.
@@ -549,7 +548,7 @@ class AccessControl:
         because: str,
         outcome: Literal["done", "refused"],
     ) -> None:
-        """Record what changes no token or role. Raises StoreUnavailable."""
+        """Record an action that changes no token or role. Raises StoreUnavailable."""
         audit = audit_of(actor, self._store.now_ms(), verb, kind, name, because)
         audit = structs.replace(audit, outcome=outcome)
         records.write_access(self._link, audit, of_bindings=True)
@@ -599,9 +598,7 @@ def _new_id() -> str:
 
 
 def _id_of(proof: str) -> str:
-    """Return the id of the token that is given for a proof: the same one each time, so that no
-    second token can be made.
-    """
+    """Return the id of the token for a proof. It is always the same, so a proof gives one token."""
     number, letters = int(proof, 16), []
     for _ in range(_ID_LENGTH):
         number, place = divmod(number, len(_ALPHABET))
@@ -696,8 +693,8 @@ class Delegate:
         return self.pod_holds([attempt]).get(attempt)
 
     def pod_holds(self, attempts: Sequence[PodAttempt]) -> Mapping[PodAttempt, PodHold]:
-        """Return what is known of those of the attempts that have a token and run: an attempt has
-        ended once its lease, by which the scheduler judges that, is over. Raises StoreUnavailable.
+        """Return the holds of the attempts that have a token and still run. An attempt has ended
+        when its lease is over, by which the scheduler judges, too. Raises StoreUnavailable.
         """
         pods = self._store.get_many("Pod", [one.pod for one in attempts])
         running = {
@@ -724,19 +721,19 @@ class Delegate:
         return found
 
     def _is_proven(self, group: PodGroup) -> bool:
-        """Return whether the owner of a group is the one who submitted it: users of the Redis
-        server can write any other, and only an API with a signing key can tell.
+        """Return whether the recorded owner of a group has submitted it. Users of the Redis server
+        can write any name, so only an API with a signing key can tell.
         """
         return not self._signing_key or is_signed(self._signing_key, group)
 
     def request_command(
         self, client: Client, group: PodGroup, pod: Pod, command: ExecCommand
     ) -> SessionPlace:
-        """Ask the node of a pod of a group, as the caller's rights were checked for it, to run a
-        command for the user of a client; see `PodCommands`.
+        """Ask the node of a pod to run a command for the user of a client, whose rights on the
+        group the caller has checked; see `PodCommands`.
 
-        The request is signed only if the owner of the group is proven, and the pod is one of it by
-        its uid. An agent that runs pods as their owners refuses other requests.
+        The request is signed only if the owner of the group is proven and the pod's uid belongs to
+        the group. An agent that runs pods as their owners refuses other requests.
         """
         is_of_group = pod.metadata.uid.rsplit("-", 2)[0] == group.metadata.uid
         signs = is_of_group and self._is_proven(group)
@@ -770,8 +767,8 @@ class Delegate:
 def signed(transaction: Transaction, user: str, key: bytes) -> Transaction:
     """Return the transaction with signatures in the groups that the user creates in it.
 
-    A group that exists may have been changed by others, and this user has not seen it: so an edit
-    is never signed.
+    An edit is never signed, because others may have changed the group without this user's
+    knowledge.
     """
     writes = tuple(
         structs.replace(write, value=_with_signature(write.value, key))

@@ -1,6 +1,6 @@
 """What the client over the HTTP API shows: groups and queues, checks, gates, and a Reader.
 
-Each has the methods of the object of `Client` that it stands for, as far as commands call them.
+Each class stands for an object of `Client`, and has those of its methods that commands call.
 """
 
 from __future__ import annotations

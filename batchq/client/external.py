@@ -582,7 +582,7 @@ class Consumer:
 
     @property
     def held(self) -> Sequence[Held]:
-        """The claimed groups whose end has not been reported and whose claims are not over."""
+        """Return the groups whose claim is not over and whose end has not been reported."""
         return tuple(self._held.values())
 
     def claim(

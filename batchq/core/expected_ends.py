@@ -76,8 +76,8 @@ def not_before_of(session: Session, group: GroupState) -> int | None:
 
 
 def own_pods_end(session: Session, group: GroupState, gang: Gang) -> int:
-    """Return the instant (ms) until which so many pods of a waiting group's former admission may
-    run that too few others are left for its gang (`waits_for_its_own`).
+    """Return the instant (ms) until which pods of a waiting group's former admission may leave too
+    few others for its gang (`waits_for_its_own`).
     """
     stopping: dict[str, list[int]] = {}
     for pod in group.live_pods.values():

@@ -2,9 +2,9 @@
 places of admitted gangs.
 
 A **pledge** keeps the capacity of victims for their preemptor. It is stored with the preemptor and
-read at the start of each session. While one of its victims has not ended, the preemptor waits,
-counts in the ledger for what its victims leave (batchq.core.quota.ledger), and its future capacity
-is kept for it node by node.
+read at the start of each session. Until its last victim has ended, the preemptor waits. The ledger
+charges it for what its victims leave (batchq.core.quota.ledger), and its future capacity is kept
+for it on each node.
 
 **Kept places** are the nodes found for a gang at admission, kept until its pods are bound. Their
 capacity is taken off the nodes, so no other pod is placed there. They are kept until the gang is

@@ -675,7 +675,9 @@ class _Trials:
 
 
 def _take_copied(shape: TaskShape, node: NodeState) -> None:
-    """Take what a pod takes off a node whose dict of free amounts others use, too."""
+    """Subtract a pod's requests from a node, after copying the dict of free amounts, which is
+    shared.
+    """
     node.free = dict(node.free)
     node.take_pod(shape)
 

@@ -250,8 +250,8 @@ class UpOptions(Struct, frozen=True, kw_only=True):
 def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: None) -> StackReport:
     """Start what does not run yet, and wait until a scheduler leads and all nodes are ready.
 
-    An agent that has died offers its former resources again. If `up` fails, it ends what it has
-    started, except a server that holds data, and leaves alone what it has found running.
+    An agent that has died offers its former resources again. If `up` fails, it ends the parts that
+    it has started, except a server that holds data. Parts that were running before continue.
 
     Raises InvalidInput for an invalid option, configuration or home; StoreUnavailable when the
     server cannot be started or reached; Conflict when processes of another stack are in the way;

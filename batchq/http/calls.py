@@ -1,7 +1,7 @@
 """One request as an endpoint sees it: the caller, the parameters, and the decision about it.
 
-An endpoint says what it touches (`require`, `tier_of`), and the route says what is done to it. An
-answer without a decision is never sent: see `batchq.http.application`.
+An endpoint names the object (`require`, `tier_of`), and the route names the operation. An answer
+without a decision is never sent: see `batchq.http.application`.
 """
 
 from __future__ import annotations

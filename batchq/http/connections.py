@@ -4,7 +4,7 @@ nothing, and how much one caller may ask.
 uvicorn times out only idle keep-alive connections. A client that never reads its answer, or that
 sends a byte a minute, would occupy its connection for ever. So every connection is checked once a
 second, and closed when it has made no progress in either direction for `STALLED_S`. A stream that
-waits for its next event makes no progress either, but is kept, because nothing is left to send.
+waits for its next event makes no progress either, but has nothing to send, so it is kept.
 
 Requests a second, streams at a time and failed attempts are counted in this process, so each of
 several API processes grants the full amounts.

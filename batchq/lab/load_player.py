@@ -142,7 +142,7 @@ class Running:
         )
 
     def has_any_overrun(self) -> bool:
-        """Return whether the walltime of a group is over whose start no session has seen."""
+        """Return whether any group whose start no session has seen is beyond its walltime."""
         now_ms = self._clock.now_ms()
         return any(
             one.predicted_at is not None and one.predicted_at <= now_ms and one.pod in self._on_node
@@ -513,7 +513,9 @@ class LoadRun:
         return min((at for at in due if at is not None), default=None)
 
     def _due_by(self, at: int) -> int | None:
-        """Return when the next clock runs out (ms), exactly if that may be by an instant."""
+        """Return when the next clock runs out (ms): exactly if that is at or before an instant, and
+        perhaps too early otherwise.
+        """
         if not self._is_due_exact and self._due_at is not None and self._due_at <= at:
             self._due_at, self._is_due_exact = self._next_clock(), True
         return self._due_at

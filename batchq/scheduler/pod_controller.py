@@ -425,7 +425,9 @@ def _has_dependents(session: Session, group: GroupState) -> bool:
 
 
 def roll_back_over_limits(session: Session) -> None:
-    """Roll back reserved groups, last first, in scopes whose limit was cut below what they hold."""
+    """Roll back reserved groups, the last first, in scopes whose limit was reduced below their
+    charges.
+    """
     in_queue = [
         group for group in session.unsettled() if _may_leave(group) and group.status.reservation
     ]

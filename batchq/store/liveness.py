@@ -249,8 +249,8 @@ def leases_of(hashes: AliveHashes) -> dict[tuple[str, str, int], int]:
 
 
 def malformed_in(hashes: AliveHashes, leases: Mapping[tuple[str, str, int], int]) -> dict[str, str]:
-    """Return by node what it has written that is no heartbeat, run or lease, if anything. `leases`
-    are the leases in `hashes`; with them a sound reply is recognised without a look at each field.
+    """Return by node the malformed heartbeats, runs and leases that it has written. `leases` are
+    the leases in `hashes`; with them a sound reply is recognised without a look at each field.
     """
     others = sum((_BEAT in fields) + (_RUN in fields) for fields in hashes.values())
     is_whole = len(leases) + others == sum(map(len, hashes.values()))

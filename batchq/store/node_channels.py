@@ -692,8 +692,8 @@ class Attempts:
     def claim(
         self, claims: Sequence[tuple[StartClaim, str]], groups: Sequence[str], lease_ms: int
     ) -> tuple[list[Renewal], dict[str, PodGroup]]:
-        """Take the lease of each attempt, whose fence is given, and leave its start claim; return
-        whether each attempt may go on. A fenced or stopped attempt leaves its claim as well.
+        """Take the lease of each attempt, given by its fence, and post its start claim; return for
+        each attempt whether it may go on. A fenced or stopped attempt posts its claim, too.
 
         Also return the existing ones of `groups`, by name, read at the same instant.
         """

@@ -239,7 +239,7 @@ def _after_start(item: Object) -> bytes:
 
 
 def charge_words(charge: Charge) -> tuple[str, str, str]:
-    """Return the holder, what it is charged, as it is stored, and whether that is checked."""
+    """Return the holder, its charge in its stored form, and whether limits are checked for it."""
     record = _record(charge.scopes, tuple(charge.amounts.items())) if charge.amounts else ""
     return charge.holder, record, "yes" if charge.checked else ""
 

@@ -141,9 +141,9 @@ def rank_of(group: GroupState) -> Rank:
 def outranked_by(
     session: Session, preemptor: GroupState, terms: SearchTerms = FIRST_SEARCH
 ) -> list[GroupState]:
-    """Return the preemptors with a pledge that rank behind this one, the last first. Preemptors
-    that this session has decided about are left out, and those whose pods would have to go with
-    their reservation.
+    """Return the preemptors with a pledge that rank behind this one, the last first. Leave out
+    preemptors that this session has decided about, and those whose pods would be evicted with their
+    reservation.
     """
     standing = [] if terms.spares_pledges else _standing(session)
     after = standing[bisect_right(standing, rank_of(preemptor), key=rank_of) :]

@@ -283,7 +283,7 @@ class _SearchTrial:
 
     def _has_enough_of_its_queue(self) -> bool:
         """Return whether the request fits in free capacity and pledges of its own queue. Then only
-        the rule on what its queue may hold refuses, and that applies to what is taken from others.
+        the rule on its queue's holding refuses, which applies to what is taken from other queues.
         """
         return (
             self._fit.fits

@@ -404,8 +404,8 @@ def _demands_of_groups(session: Session) -> dict[str, Amounts]:
 
 
 def _counted_with_victims(session: Session, preemptor: GroupState) -> Amounts:
-    """Return what a preemptor requests and its queue's ledger leaves out because its victims are
-    still charged there; it is part of the queue's demand all the same.
+    """Return the part of a preemptor's request that its queue's ledger leaves out, because its
+    victims are still charged there. The part belongs to the queue's demand nevertheless.
 
     A victim that has left and waits in line requests the same amount again. Until the victim's
     processes have ended, that request is counted instead of the preemptor's.
@@ -431,8 +431,8 @@ def _is_in_line(session: Session, group: GroupState) -> bool:
 
 
 def _could_be_let_in(session: Session, group: GroupState) -> bool:
-    """Return whether a group is refused by limits at most in line, and would be taken by empty
-    nodes as far as these have been checked.
+    """Return whether a group could be admitted later: the limits that refuse it keep it in line,
+    and empty nodes are not known to refuse it.
     """
     verdicts: tuple[Verdict, ...] = blockers(session, group)
     if verdicts and not waits_in_line(verdicts):

@@ -9,12 +9,12 @@ the pull has started. The output goes to a file without a name, and its end says
 failed.
 
 The keeper of a pull is a fork of the agent that starts the runtime, and ends what it leaves. A
-runtime may start processes that are to outlive it, and the account's own configuration may name
-programs for it to run. The keeper adopts each process below it that loses its parent, and is in a
-cgroup of its own where pods are contained by cgroups. It ends after all of these processes, so
-nothing of a pull runs once the pull has ended. When the agent ends, however that happens, the
-kernel has the keeper end everything at once. If the keeper itself is killed, the agent adopts what
-is left and ends it, or else the next agent does.
+runtime may start processes that outlive it, and the account's configuration may name programs that
+it runs. The keeper adopts each process below it that loses its parent, and is in a cgroup of its
+own where pods are contained by cgroups. It ends after all of these processes, so nothing of a pull
+runs once the pull has ended. When the agent ends, however that happens, the kernel has the keeper
+end everything at once. If the keeper itself is killed, the agent adopts what is left and ends it,
+or else the next agent does.
 
 A PID namespace would not do: rootless podman notes the pid of a process that it leaves on purpose,
 for its next call to join, and must find it by that pid. That process is ended, too; podman starts
@@ -352,8 +352,8 @@ _NOT_STARTED = 127
 def fork_keeper(
     start: Callable[[int], subprocess.Popen[bytes]], output: int, boundary: Boundary, mark: int
 ) -> int:
-    """Fork the keeper of the runtime that `start` starts, whose parent's pid it is given; return
-    its pid.
+    """Fork the keeper of the runtime that `start` starts, and return its pid. `start` gets the pid
+    of the runtime's parent.
 
     Why a runtime could not be started is written to `output`. `mark`: how the next agent recognizes
     the processes. The calling process must have a single thread. Raise OSError.

@@ -75,8 +75,8 @@ class ClaimsPosted(AgentEvent, frozen=True):
 
 
 class GangsRead(AgentEvent, frozen=True):
-    """The groups of pods that wait for their gangs, or are to be told of pods that have rejoined
-    theirs, by key, and then the pods of those gangs that are complete, by uid; None for what does
+    """First the groups, by key, of pods that wait for their gangs or must learn which pods have
+    rejoined; then the pods, by uid, of the complete gangs among them. None for a record that does
     not exist.
     """
 

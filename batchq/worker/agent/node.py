@@ -190,7 +190,7 @@ class Membership:
         return False
 
     def register_if_unknown(self) -> None:
-        """Offer the node if there is no such Node: it could not be given a reason."""
+        """Offer the node if it has no Node object, which must exist to hold a reason."""
         if self._node() is None:
             self.register()
 

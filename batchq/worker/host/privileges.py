@@ -177,8 +177,8 @@ def _become(account: Account) -> None:
 
 
 def _join_new_keyring() -> None:
-    """Leave the session keyring of the agent, whose keys, such as Kerberos tickets, would be those
-    of the pod as well. A kernel without keys, or a container that forbids them, has none to leave.
+    """Leave the agent's session keyring, because the pod could use its keys, such as Kerberos
+    tickets. A kernel without keys, or a container that forbids them, has none to leave.
     """
     if _KEYCTL is not None:
         _libc.syscall(ctypes.c_long(_KEYCTL), ctypes.c_long(_JOIN_SESSION_KEYRING), None)

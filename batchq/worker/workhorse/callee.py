@@ -15,11 +15,11 @@ the processes of functions at a tenth of the cost of a start. The work-horse has
 when the last pod has ended, and hands over a socket on which that process waits for its order. The
 order arrives with the descriptors of the process, and nobody waits for the fork.
 
-Such a process copies or maps each memory page that it touches, which takes longer than most of what
-it does. So it touches those that most calls need before its order comes, and few after that: it
-decodes no JSON without need, and an order is the bytes of its parts, of which there are few. They
-are separated by NUL: the bound of memory in bytes or 0, the folder or nothing, and the variables
-that differ from those of the standby, as `NAME=value` or, if the process lacks them, as `NAME`.
+Such a process copies or maps each memory page that it touches, which takes most of its time. So it
+touches those that most calls need before its order comes, and few after that: it decodes no JSON
+without need, and an order is the bytes of its parts, of which there are few. They are separated by
+NUL: the bound of memory in bytes or 0, the folder or nothing, and the variables that differ from
+those of the standby, as `NAME=value` or, if the process lacks them, as `NAME`.
 
     exit code     message of the answer
     0             – (the answer holds the result)

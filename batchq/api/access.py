@@ -293,7 +293,7 @@ RULES: dict[tuple[Verb, TargetKind, Tier | None], AccessRule] = {
     (Verb.READ, _ACCOUNTS, None): _ADMINISTRATING,
     (Verb.CREATE, _ACCOUNTS, None): _ADMINISTRATING,
     (Verb.DELETE, _ACCOUNTS, None): _ADMINISTRATING,
-    # Admins give these groups roles, and must know to whom they give them.
+    # Admins give these groups roles, and must know their members.
     (Verb.READ, _USER_GROUPS, None): AccessRule(everywhere=frozenset({_A, _O})),
     (Verb.CREATE, _USER_GROUPS, None): _OPERATING,
     (Verb.UPDATE, _USER_GROUPS, None): _OPERATING,

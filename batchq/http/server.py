@@ -1,8 +1,8 @@
 """The API as a process: where it listens, with or without TLS, from its start to its end.
 
-No authority vouches for a certificate that the API makes for itself. So clients are told its digest
-with their invitation, and accept no other certificate, whoever has signed it. It does not end,
-since another one would take a new login of every client.
+No authority vouches for a certificate that the API makes for itself. So invitations contain its
+digest, and clients accept no other certificate, not even one that an authority has signed. It does
+not expire, because every client would have to log in again for another one.
 """
 
 from __future__ import annotations

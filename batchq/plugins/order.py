@@ -1,8 +1,8 @@
 """The order in line, and the victims that preemptors may take: `proportion` for queues; `priority`,
 `drf` and `sla` for groups of a queue; `gang` and `conformance` for victims alone.
 
-Each plugin of the order also says which victims may leave for whom, so that no two groups evict
-each other in turn.
+Each plugin of the order also says which victims may leave for which preemptor, so that no two
+groups evict each other in turn.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class ChangeWatch:
             return
         with self._lock:
             self._wrote_at = time.monotonic()
-            # Otherwise, somebody else's changes come before them.
+            # Otherwise, changes of other clients come before them.
             if revision - count <= self._known:
                 self._known = max(self._known, revision)
         self.wrote(applied)

@@ -43,7 +43,7 @@ def scan_objects(link: Link, kind: str) -> Generator[tuple[str, bytes]]:
 
     def next_page(client: redis.Redis) -> tuple[int, dict[bytes, bytes]]:
         nonlocal ahead
-        # If the answer to what was asked ahead does not come, another try asks anew.
+        # If the page that was requested ahead does not come, another try requests it again.
         asked, ahead = ahead or AskedAhead(client, words), None
         return cast(tuple[int, dict[bytes, bytes]], asked.read())
 

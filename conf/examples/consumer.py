@@ -1,8 +1,9 @@
 """A consumer: claims external groups, runs their commands on this machine, and reports the result.
 
-python3 conf/examples/consumer.py [--once]; BATCHQ_QUEUE is the queue to serve, BATCHQ_TTL the time
-to live of a claim. It keeps every promise that `batchq external check` tests; with setpriv (Linux)
-the work ends together with this process.
+    .venv/bin/python conf/examples/consumer.py [--once]
+
+BATCHQ_QUEUE is the queue to serve, BATCHQ_TTL the time to live of a claim. It keeps every promise
+that `batchq external check` tests; with setpriv (Linux) the work ends together with this process.
 """
 
 import os

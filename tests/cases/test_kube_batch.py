@@ -29,7 +29,7 @@ def test_every_case_of_the_file_is_in_the_table_once(file: File) -> None:
 
 
 @pytest.mark.parametrize("entry", PLAYED, ids=lambda entry: entry.case)
-def test_the_result_of_a_case_is_what_its_entry_says(entry: Entry, file: File) -> None:
+def test_each_case_has_the_result_of_its_entry(entry: Entry, file: File) -> None:
     assert entry.play is not None
     assert entry.play(file.cases[entry.case], file) == entry.does
 

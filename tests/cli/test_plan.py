@@ -180,7 +180,7 @@ def test_a_file_is_planned_as_a_whole_its_queues_taken_as_applied(
     assert batchq("get", "queue", "new").code == 6
 
 
-def test_json_has_everything(batchq: Batchq, occupied: Stage) -> None:
+def test_the_json_of_a_plan_has_every_field(batchq: Batchq, occupied: Stage) -> None:
     done = batchq("plan", "--name", "x", "--cpus", "4", "-q", "team", "-o", "json", "--", "true")
     data = json.loads(done.out)
     assert done.code == 3

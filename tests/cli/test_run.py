@@ -128,7 +128,7 @@ def names_of(groups: tuple[PodGroup, ...]) -> list[str]:
     return [group.metadata.name for group in groups]
 
 
-def test_free_names_stay(tmp_path: Path) -> None:
+def test_groups_of_a_file_keep_names_that_are_free(tmp_path: Path) -> None:
     groups = read_plan(written(tmp_path)).groups
     assert with_fresh_names(groups, {"default/elsewhere", "other/first"}) == groups
 

@@ -81,7 +81,7 @@ def test_json_of_one_run_is_one_object_at_full_precision(log: Path) -> None:
     assert result == pytest.approx(FCFS, rel=1e-15)
 
 
-def test_without_a_policy_it_is_first_fit(log: Path) -> None:
+def test_a_log_is_simulated_first_fit_without_a_policy(log: Path) -> None:
     done = run("simulate", str(log), "-o", "json")
     assert json.loads(done.out) == pytest.approx(FIRST_FIT, rel=1e-15)
 

@@ -54,7 +54,7 @@ def test_a_wrong_option_is_reported_before_the_agent_starts(
     assert trouble.exit_code == 2
 
 
-def test_resources_that_up_cannot_read_end_with_2() -> None:
+def test_up_refuses_malformed_resources_with_exit_code_2() -> None:
     done = run("up", "--resources", "cpu=lots")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: --resources: cpu: expected a quantity such as 500m, 2 or ")

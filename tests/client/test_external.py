@@ -120,7 +120,7 @@ def test_next_respects_its_timeout(stage: Stage) -> None:
     assert stage.client.external.next(holder="w", timeout_s=0.05) is None
 
 
-def test_inside_the_block_it_is_renewed(stage: Stage, other: Client) -> None:
+def test_a_claim_is_renewed_while_its_with_block_runs(stage: Stage, other: Client) -> None:
     submit(stage, "g")
     with stage.client.external.claim("g", holder="w", ttl="6s") as claim:
         first = claim.group.status.claim.expires_at or 0

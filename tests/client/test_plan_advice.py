@@ -314,7 +314,7 @@ def test_a_plan_has_no_advice_if_the_request_starts_or_none_was_asked_for() -> N
     assert only(plan_of(a_request(cpu=9), advise=False)).advice == ()
 
 
-def test_the_configured_actions_decide() -> None:
+def test_a_plan_uses_the_actions_of_the_configuration() -> None:
     wanted = a_request(cpu=4, priority_class_name="high")
     there = (HIGH, *a_running_group("low", cpu=6))
     assert plan_of(wanted, *there).outcome == "Evicts"

@@ -327,7 +327,7 @@ def test_a_queue_of_the_request_is_taken_as_applied() -> None:
     assert plan.changes == ("queue team configured: capability cpu 2 -> 6",)
 
 
-def test_a_quota_of_the_request_holds_for_its_groups() -> None:
+def test_a_quota_in_a_planned_file_limits_its_groups() -> None:
     plan = plan_on(a_snapshot(CPU_8), a_quota(cpu=2), a_request(cpu=4))
     assert (plan.outcome, only(plan).blockers[0].reason) == ("Never", "ExceedsMaxQuota")
     assert plan.changes == ("resourcequota default/quota created",)

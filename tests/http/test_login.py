@@ -312,7 +312,7 @@ def test_an_invitation_that_is_late_or_for_too_long_is_refused(server: Server) -
 
 
 @pytest.mark.parametrize("role", ["viewer", "submitter", "admin"])
-def test_an_invitation_names_where_its_role_is_given(server: Server, role: str) -> None:
+def test_an_invitation_must_name_the_namespace_of_its_role(server: Server, role: str) -> None:
     refused = run("token", "invite", "bob", "--role", role, url=server.url)
     assert (refused.code, refused.out, refused.err) == (
         2,

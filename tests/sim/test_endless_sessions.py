@@ -53,6 +53,6 @@ def test_sessions_that_undo_each_other_are_an_error_that_names_both_decisions() 
     assert caught.value.exit_code == 1
 
 
-def test_a_run_with_fewer_requested_sessions_ends_after_these() -> None:
+def test_a_simulation_ends_after_the_requested_number_of_sessions() -> None:
     played = stage_of(ToAndFro()).run(7, bounded=False)
     assert len(played.outcome.cycles) == 7

@@ -149,7 +149,7 @@ def test_single_pods_reclaim_within_the_rest_of_the_budget() -> None:
     assert [(time, len(pods)) for time, pods in evicted(came)] == [(0, 2), (60, 2)]
 
 
-def test_no_group_larger_than_the_remaining_lack_is_evicted() -> None:
+def test_no_victim_is_larger_than_what_the_preemptor_still_lacks() -> None:
     came = outcome(
         node("n1", 10),
         taker("a", deserved={"cpu": 5}),

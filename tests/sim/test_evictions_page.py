@@ -18,7 +18,7 @@ EXAMPLE = re.compile(
 EXAMPLES = {name: rest for name, *rest in EXAMPLE.findall(PAGE.read_text(encoding="utf-8"))}
 
 
-def test_both_actions_have_an_example() -> None:
+def test_the_page_has_an_example_of_each_action() -> None:
     assert list(EXAMPLES) == ["urgent.yaml", "lent.yaml"]
 
 

@@ -96,7 +96,7 @@ def test_reports_of_refused_transactions_stay_without_a_notification(
     assert not raw.exists(LEADER_CHANNEL, "{bq}:doorbell:n2")
 
 
-def test_a_newer_report_stays(redis_store: RedisStore) -> None:
+def test_an_acknowledgement_keeps_a_newer_report(redis_store: RedisStore) -> None:
     redis_store.report_queues.post("n1", claim())
     [entry] = look(redis_store)
     redis_store.report_queues.post("n1", END)

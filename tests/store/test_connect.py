@@ -239,7 +239,7 @@ def test_an_unusable_server_is_refused(info: dict[str, object], wanted: str) -> 
 
 
 @pytest.mark.parametrize("version", ["6.2.0", "6.2.14", "7.2.4", "10.0.0"])
-def test_a_usable_server_is_accepted(version: str) -> None:
+def test_a_primary_of_a_supported_version_is_accepted(version: str) -> None:
     check_info({"redis_version": version, "role": "master"}, "redis://host")
 
 

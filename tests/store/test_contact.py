@@ -57,7 +57,7 @@ def test_a_reader_with_short_leases_takes_shorter_silences_for_a_break() -> None
     assert contact.since == 1_701
 
 
-def test_a_call_that_failed_is_a_break_however_short() -> None:
+def test_a_failed_call_interrupts_the_contact_however_short_it_was() -> None:
     hands = Hands()
     contact = Contact(hands.now_ms)
     contact.made()

@@ -48,6 +48,13 @@ def test_batchq_accepts_the_commands_of(document: Path) -> None:
     assert refused == [], f"{place(document)} tells its reader to type what batchq refuses."
 
 
+def test_the_readme_has_at_most_150_lines() -> None:
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150, (
+        "The README is read before a decision to try batchq; details are in docs."
+    )
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=place)
 def test_make_has_the_targets_of(document: Path) -> None:
     named = {

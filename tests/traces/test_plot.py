@@ -115,7 +115,7 @@ def test_more_runs_than_colours_differ_by_their_dashes() -> None:
     assert [name for name in names if f"<!-- {name}: nothing finished -->" in svg] == names
 
 
-def test_nothing_of_a_display_is_loaded() -> None:
+def test_plotting_does_not_load_pyplot() -> None:
     program = (
         "import sys\n"
         "from batchq.lab import plot\n"

@@ -233,7 +233,7 @@ def test_pods_count_only_in_the_share_of_a_queue_that_states_deserved_pods() -> 
     assert share_of_queue(session, "b").rounded() == 0.25
 
 
-def test_a_reservation_does_not_count_as_a_request_again() -> None:
+def test_the_demand_of_a_queue_counts_a_reservation_once() -> None:
     reserved = PodGroupStatus(
         phase=PodGroupPhase.PENDING, reserved_at=0, reservation=amounts(cpu=4, pods=1)
     )

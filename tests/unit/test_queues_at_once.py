@@ -130,7 +130,9 @@ def test_independent_changes_do_not_conflict(store: MemoryStore) -> None:
     assert [(write.kind, write.key) for write in left.writes] == [("Queue", "a")]
 
 
-def test_a_change_of_the_tree_also_writes_default_unchanged(store: MemoryStore) -> None:
+def test_an_edit_of_the_queue_tree_also_writes_the_unchanged_queue_default(
+    store: MemoryStore,
+) -> None:
     alone(store, queue("default", weight=7), queue("p", guarantee={"cpu": 3}))
     before = stored(store, "default")
     transaction = apply(store, queue("p", guarantee={"cpu": 4}))

@@ -220,7 +220,7 @@ def test_a_group_whose_spec_differs_in_any_field_is_taken_in_for_itself(changed:
     assert _unbuilt(session) == ["g2"]
 
 
-def test_groups_in_another_namespace_are_taken_in_for_themselves() -> None:
+def test_unbuilt_groups_of_each_namespace_form_their_own_class() -> None:
     places = [("default", "g0"), ("other", "g1"), ("default", "g2"), ("other", "g3")]
     session = _opened(*(a_group(name, 1, namespace=namespace) for namespace, name in places))
     assert _unbuilt(session) == ["g2", "g3"]

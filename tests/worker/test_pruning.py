@@ -45,7 +45,7 @@ def test_the_log_of_a_running_pod_stays_and_counts(tmp_path: Path) -> None:
     assert left(tmp_path) == ["u-1-0-1.log", "u-1-1-1.log"]
 
 
-def test_other_logs_are_left_alone(tmp_path: Path) -> None:
+def test_pruning_keeps_the_logs_of_processes_other_than_pods(tmp_path: Path) -> None:
     for name in ("scheduler.log", "agent-n1.log", "notes.log.1"):
         write(tmp_path, name, size=1000, age_s=99 * DAY_S)
     prune_logs(tmp_path, running=(), now_s=NOW_S, most_bytes=1)

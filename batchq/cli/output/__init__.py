@@ -66,7 +66,7 @@ def show_hint(sentence: str) -> None:
 
 
 def show_error(sentence: str) -> None:
-    """Write an error to stderr that does not end the command by itself."""
+    """Write an error to stderr, without ending the command."""
     _note("error", sentence)
 
 

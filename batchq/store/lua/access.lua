@@ -18,7 +18,7 @@ for place = 1, 3 do
   if why and string.match(tostring(why), 'WRONGTYPE') then return damaged(KEYS[place]) end
 end
 local last = redis.call('HGET', KEYS[2], 'digest') or ''
--- A caller cannot state a malformed digest; whoever reads the trail is told that it is broken.
+-- A caller cannot state a malformed digest; a reader of the trail learns that it is broken.
 if string.find(last, '[^0-9a-f]') then last = '' end
 -- Not by the record: two changes in one millisecond may have equal ones.
 if redis.call('HGET', KEYS[2], 'call') == ARGV[4] then return 'ok' end

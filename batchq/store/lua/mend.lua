@@ -10,7 +10,7 @@
 -- Answers: the numbers of the keys that were repaired, from 1; none if another leads.
 local refused = refuse_size()
 if refused then return refused end
--- An epoch of another type is nobody's; `lead` begins a new one.
+-- An epoch of another type belongs to no leader; `lead` begins a new one.
 if redis.pcall('GET', KEYS[1]) ~= ARGV[1] then return {} end
 local FIRST_KEY, FIRST_ARGUMENT, ARGUMENTS_A_KEY = 6, 5, 3
 

@@ -13,7 +13,7 @@ output.
 If stdin is a socket, the script is a standby (`batchq/worker/workhorse/standby.py`), which forks
 the processes of functions at a tenth of the cost of a start. The work-horse has one forked ahead
 when the last pod has ended, and hands over a socket on which that process waits for its order. The
-order arrives with the descriptors of the process, and nobody waits for the fork.
+order arrives with the descriptors of the process, so no function waits for a fork.
 
 Such a process copies or maps each memory page that it touches, which takes most of its time. So it
 touches those that most calls need before its order comes, and few after that: it decodes no JSON

@@ -357,8 +357,8 @@ def _of_doors(groups: tuple[str, ...]) -> tuple[str, ...]:
 def audit(shared: Globals, most: int, output: Output) -> int:
     """Print the latest audit records, oldest first, and check their chain (exit code 1 if broken).
 
-    Recorded are changes of tokens and roles, uses of rights over groups of others, and refused
-    requests. Over the API, these are the latest 1000 at most.
+    The trail records changes of tokens and roles, uses of rights over groups of others, and refused
+    requests. The API returns at most the latest 1000 records.
     """
     if (api := shared.api()) is not None:
         rows = asked_of_api(api, "GET", f"/v1/audit?limit={most}")["items"]
@@ -426,7 +426,7 @@ def token() -> None:
     type=WholeNumber(0, MOST_LINE_DAYS),
     default=USUAL_LINE_DAYS,
     show_default=True,
-    help="When the last token that it is rotated to ends at most; above a year only over Redis.",
+    help="How long tokens that replace it may last in all; above a year only over Redis.",
 )
 @click.option("--note", default="", help="What it is for.")
 @output_option("text", "json")
@@ -619,11 +619,13 @@ def rotate(shared: Globals, token: str | None, overlap: str, output: Output) -> 
 
     Without ID, this is the token with which you use the API. The new one takes the place of the
     token that `batchq login` has kept; if you use another one, the new one is printed. With ID, the
-    new token is printed: of yourself, if you use the API on its socket, of a service account, if
-    you are an admin of its namespace, or of any user, if the command uses the Redis server itself.
+    new token is printed. ID may be your own token if you use the API on its socket, that of a
+    service account if you are an admin of its namespace, and that of any user if the command uses
+    the Redis server itself.
 
-    The last token of such a line ends a year after the first one was made, or as that one says.
-    A token is rotated once. `batchq token revoke` of it revokes the new one, too.
+    The last of the tokens that replace each other ends a year after the first was made, or as its
+    --rotate-days says. A token can be replaced once; `batchq token revoke` of it revokes its
+    successors, too.
     """
     if token is None:
         _rotate_own(shared, overlap, output)

@@ -269,9 +269,9 @@ def api(
 def registrar(shared: Globals, listen: str, api_users: tuple[str, ...], agents_url: str) -> int:
     """Make the Redis server's users of nodes for `batchq api`; logs to stderr.
 
-    Its own user, of the role registrar, may make users, and so could give itself every right:
-    keep it out of the API's process, and its URL out of the reach of the API's account. It gives
-    nothing but the rights of a worker, for one node. The server needs an ACL file; changes of that
+    Its own user has the role registrar, which may make users, and so could give itself every right.
+    Run it in a process of its own, and hide its URL from the API's account. The users that it makes
+    have only the rights of a worker, for one node. The server needs an ACL file; changes of that
     file that were not loaded (ACL LOAD) are lost when the next node joins.
     """
     import signal
@@ -417,10 +417,10 @@ def login(server: str, token_file: Path | None, ca_file: Path | None, oidc: bool
     browser may be on another machine; the token lasts 12 hours, with the groups that you have at
     the provider now.
 
-    On a unix socket no token is needed: the kernel names you. Nor with ssh://HOST, which runs
-    `batchq connect` there by your own `ssh`: you are your account on that machine. The everyday
-    commands then use this API, unless BATCHQ_REDIS_URL names a server; `batchq whoami` shows what
-    the API says of you.
+    No token is needed on a unix socket, where the kernel names you, nor with ssh://HOST, which runs
+    `batchq connect` there through your own `ssh`: you are your account on that machine. The
+    everyday commands then use this API, unless BATCHQ_REDIS_URL names a server; `batchq whoami`
+    shows what the API says of you.
     """
     from batchq.api_session import (
         ApiCredentials,

@@ -483,8 +483,8 @@ def install(
     to the Redis or Valkey server that is installed, or bundled, and may begin with its
     configuration file. Without one it listens on /run/batchq-server/redis.sock for its account and
     group. Running it again replaces the unit, as after an upgrade of batchq to another folder. All
-    but the agent are confined: they cannot write files of others, gain rights or see home
-    directories.
+    units except the agent's are confined: they cannot write files outside their own folder, gain
+    rights or see home directories.
     """
     account = user or PARTS[part].account
     url_file = (url_file or Path(f"/etc/batchq/{part}.url")).absolute()

@@ -17,7 +17,7 @@ import pytest
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Node, Pod
-from batchq.store.liveness import leases_of
+from batchq.store.liveness import SLOW_ANSWER_MS, leases_of
 from batchq.worker.host.cgroup import mark_of, own_cgroup, pod_cgroups
 from tests.daemon.waiting import until
 from tests.effort import grid
@@ -75,7 +75,8 @@ def assert_ended_before(file: Path, ended_at: int | None) -> None:
     threading.Event().wait(0.3)
     assert file.stat().st_size == size
     assert ended_at is not None
-    assert last_seen_alive(file) <= ended_at
+    # The end is a time of the server's clock, which a busy machine knows this exactly.
+    assert last_seen_alive(file) <= ended_at + SLOW_ANSWER_MS // 2
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_a_work_horse_without_an_agent_gets_no_order(
 ) -> None:
     ours, theirs = control
     theirs.close()
-    assert _next_order(signals, ours) is None
+    assert _next_order(signals, ours, prepare=lambda: None) is None
 
 
 def test_an_agent_killed_before_it_has_read_the_end_gives_no_order(
@@ -50,7 +50,7 @@ def test_an_agent_killed_before_it_has_read_the_end_gives_no_order(
 
     agent = Thread(target=close_with_the_byte_unread)
     agent.start()
-    assert _next_order(signals, ours) is None
+    assert _next_order(signals, ours, prepare=lambda: None) is None
     agent.join()
 
 

@@ -606,7 +606,7 @@ def _lacks_password(port: int) -> Conflict:
     return Conflict(
         "the running processes have no password, and a server that listens on port"
         f" {port} asks for one",
-        hint="stop it first with `batchq down`; the data stays",
+        hint="stop them first with `batchq down`; the data stays",
     )
 
 

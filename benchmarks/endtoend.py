@@ -147,9 +147,6 @@ def _medians(
     return {what: _median(some) for what, some in found.items()}
 
 
-# --- batchq ---------------------------------------------------------------------------------
-
-
 def _functions(pods: int, slots: int) -> Drained:
     return _drain_groups(pods, slots, {"function": "benchmarks.noop:noop"})
 
@@ -232,9 +229,6 @@ def _last_end_ms(client: Client) -> int:
     return max(pod.status.finished_at or 0 for pod in pods)
 
 
-# --- RQ -------------------------------------------------------------------------------------
-
-
 def _jobs(jobs: int, slots: int) -> Drained:
     with _a_machine() as machine, _connected(machine) as client:
         queue = Queue(_QUEUE, connection=client)
@@ -276,9 +270,6 @@ def _last_job_ms(client: redis.Redis) -> int:
     return max(round(1000 * job.ended_at.timestamp()) for job in found if job and job.ended_at)
 
 
-# --- HyperQueue -----------------------------------------------------------------------------
-
-
 def _hyperqueue(tasks: int, slots: int) -> Drained:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -314,9 +305,6 @@ def _drain_hyperqueue(results: Connection, tasks: int, slots: int) -> None:
 def _own_cpu_s() -> float:
     of_all = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in of_all)
-
-
-# --- measurement ----------------------------------------------------------------------------
 
 
 class _Watched:

@@ -157,9 +157,6 @@ def _cpu_ms(command: Sequence[str], environment: Mapping[str, str]) -> float:
     return used * 1000
 
 
-# --- watchers -----------------------------------------------------------------------------------
-
-
 def _watched(url: str, socket: Path, watchers: int) -> list[object]:
     """Return how many milliseconds after a change the last of the watchers has learnt of it."""
     users = [f"watcher-{number}" for number in range(-(-watchers // _OF_A_USER))]

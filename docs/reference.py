@@ -80,9 +80,6 @@ FINISH = {
 }
 
 
-# --- fields -------------------------------------------------------------------------------------
-
-
 def rows(kind: type[Struct], prefix: str = "") -> Iterator[Row]:
     """Return path, type and default of every field that a manifest may hold, nested ones too."""
     info = inspect.type_info(kind)
@@ -197,9 +194,6 @@ def configuration_page() -> str:
     return f"# Configuration: scheduler.yaml\n{section}\n"
 
 
-# --- commands -----------------------------------------------------------------------------------
-
-
 def commands() -> Iterator[tuple[tuple[str, ...], click.Context]]:
     """Return every command with its words, in the order of the help; hidden ones are left out."""
     top = click.Context(main, info_name="batchq", max_content_width=96, terminal_width=96)
@@ -246,9 +240,6 @@ def _help(context: click.Context) -> list[str]:
     return ["```text", *context.get_help().splitlines(), "```"]
 
 
-# --- reasons, metrics ---------------------------------------------------------------------------
-
-
 def reasons_page() -> str:
     """Return the page of the three lists of reasons."""
     why = (ROOT / "docs" / "why.md").read_text(encoding="utf-8")
@@ -279,9 +270,6 @@ def metrics_page() -> str:
         labels = ", ".join(f"`{label}`" for label in measure.labels) or "–"
         parts.append(f"| `{measure.name}` | {measure.kind} | {labels} | {_line(measure.help)} |")
     return "\n".join(parts) + "\n"
-
-
-# --- the Python API -----------------------------------------------------------------------------
 
 
 def python_page() -> str:
@@ -376,9 +364,6 @@ def _escaped(text: str) -> str:
 
 def _line(text: str) -> str:
     return re.sub(r"\]\((?!\.\./|http|#)", "](../", " ".join(text.split())).replace("|", "\\|")
-
-
-# --- examples -----------------------------------------------------------------------------------
 
 
 def examples_page() -> str:

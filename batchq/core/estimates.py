@@ -180,8 +180,6 @@ class _Plan:
         self._sums = _sums_of(session)
         self._no_node: dict[tuple[object, ...], str] = {}
 
-    # Order ----------------------------------------------------------------------------------------
-
     def in_turn(self) -> Iterator[tuple[_WaitingLine, GroupState]]:
         """Yield every Pending group with its line: the queue with the lowest share first, counting
         both what it holds and what is planned for it. Groups whose queue does not exist come last.
@@ -208,8 +206,6 @@ class _Plan:
                 turns.drop(name)
         for lost in sorted(waiting.keys() - session.queues.keys()):
             yield from ((lines[lost], group) for group in waiting[lost])
-
-    # Instants -------------------------------------------------------------------------------------
 
     def expect(self, line: _WaitingLine, group: GroupState) -> Expected:
         """Plan a group beside all groups planned before and return its expected start."""

@@ -200,8 +200,6 @@ class NodeTimeline:
         other._trials, other._kinds, other._found = self._trials, self._kinds, None
         return other
 
-    # Queries --------------------------------------------------------------------------------------
-
     def slot(self, gang: Gang, length: int | None, not_before: int) -> int | None:
         """Return the earliest instant, not before a given one, from which nodes take a gang for
         `length` ms (None: for ever); None if there is none.
@@ -359,8 +357,6 @@ class NodeTimeline:
         least = self._profiles[name].least(start, end)
         (node,) = self._trials.nodes({name: least}).values()
         return node.slots(shape) if self._trials.judge(shape).rank(node) is not None else 0
-
-    # Bookings -------------------------------------------------------------------------------------
 
     def book(self, room: AmountsByNode, start: int, end: int | None) -> None:
         """Book capacity on nodes in an interval for a waiting group."""

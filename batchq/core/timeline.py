@@ -85,8 +85,6 @@ class LedgerTimeline:
         other._nodes = None if self._nodes is None else self._nodes.beside()
         return other
 
-    # Queries --------------------------------------------------------------------------------------
-
     def slot(
         self, group: GroupState, length: int | None, not_before: int | None = None
     ) -> int | None:
@@ -230,8 +228,6 @@ class LedgerTimeline:
             holds = (self._guarantees_hold(group, step, wanted) for step in range(full))
             full = next((step for step, held in enumerate(holds) if not held), full)
         return None if full == len(self._at) else self._at[full] - self._at[0]
-
-    # Bookings -------------------------------------------------------------------------------------
 
     def book(self, group: GroupState, start: int, length: int | None) -> None:
         """Book a waiting group's claim from `start` on for `length` ms (None: for ever)."""

@@ -39,9 +39,6 @@ STRICT_CONFIG = (
 )
 
 
-# --- arithmetic -------------------------------------------------------------------------------
-
-
 def amounts(written: Mapping[str, Any]) -> Amounts:
     """Return integer amounts; the tables use batchq's units: milli-cores, bytes, thousandths."""
     plain = {"cpu_m": "cpu", "mem": "memory"}
@@ -93,9 +90,6 @@ def _smallest(row: Any, file: File) -> object:
 
 def _shares(row: Any, file: File) -> object:
     return [share_of({"cpu": held}, {"cpu": right}).rounded() for held, right, _ in row["l_r"]]
-
-
-# --- worlds -----------------------------------------------------------------------------------
 
 
 def _stage(*manifests: Manifest, config: str = "", cycles: int = 5) -> tuple[WorldRun, Any]:
@@ -185,9 +179,6 @@ def _bound(cpu: str, memory: str) -> Play:
     return lambda row, file: _idle(node("n1", "2000m", memory="10G"), _sized("j", (cpu, memory)))
 
 
-# --- configuration ----------------------------------------------------------------------------
-
-
 def _refusal(action: Callable[[], object]) -> str:
     with pytest.raises(InvalidInput) as caught:
         action()
@@ -240,8 +231,6 @@ def _best_node(**loads: int) -> Play:
 
     return played
 
-
-# --- the table --------------------------------------------------------------------------------
 
 ENTRIES = (
     Entry("resource.NewResource 1", SAME, "", {}, _parsed),

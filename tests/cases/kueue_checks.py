@@ -71,9 +71,6 @@ def expected_of_checks(case: Data) -> Data:
     return {"admitted": False, "left": "deactivated"}
 
 
-# --- clusters ---------------------------------------------------------------------------------
-
-
 def _world(names: list[str], *groups: Data, delay: int = 1, **spec: Any) -> list[Data]:
     checks = [check(name, retryDelayMinutes=delay) for name in names]
     return [node("n1", 10), *checks, queue("q", admissionChecks=names, **spec), *groups]
@@ -163,9 +160,6 @@ def _synced(case: Data) -> Data:
     groups = _runs(states) if case["admitted_before"] else [_reserved(states)]
     came = _first(_world(list(states), *groups))
     return {"admitted": _is_admitted(came), **_left(came)}
-
-
-# --- results ------------------------------------------------------------------------------------
 
 
 def _outcome(world: list[Data], cycles: int) -> WorldOutcome:

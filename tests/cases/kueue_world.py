@@ -50,9 +50,6 @@ def world_of(case: Mapping[str, Any]) -> list[Data]:
     ]
 
 
-# --- quota -----------------------------------------------------------------------------------
-
-
 def _resources(case: Mapping[str, Any], rows: Iterable[Data]) -> dict[str, None]:
     """Return the requested resources in the order of their first request."""
     return {name: None for row in rows for _, request in _pod_sets(row) for name in request}
@@ -128,9 +125,6 @@ def _nominal(quota: Data) -> float:
     return nominal
 
 
-# --- workloads -------------------------------------------------------------------------------
-
-
 def _priorities(rows: Iterable[Data]) -> list[Data]:
     values = dict.fromkeys(row["prio"] for row in rows if "prio" in row)
     return [priority(class_of(value), value) for value in values]
@@ -187,9 +181,6 @@ def run_by_others(world: Iterable[Data]) -> list[Data]:
         elif item["kind"] not in ("Node", "Pod"):
             found.append(item)
     return found
-
-
-# --- cases without a described cluster -------------------------------------------------------
 
 
 def line_of(variant: Mapping[str, Any]) -> list[Data]:

@@ -51,9 +51,6 @@ def test_the_page_equals_the_table() -> None:
     )
 
 
-# --- Whether `same` and `differs` are true -------------------------------------------------------
-
-
 def bound_at_once(lines: tuple[str, ...]) -> Counter[str]:
     """Return group -> number of pods bound in the first instant."""
     found: Counter[str] = Counter()

@@ -97,9 +97,6 @@ def _waits(world: Iterable[Data], first: WorldOutcome) -> dict[str, str]:
     }
 
 
-# --- comparison with Volcano's own results -------------------------------------------------------
-
-
 def agrees(case: Mapping[str, Any], came: Data) -> bool:
     """Return whether the result of a cluster is what Volcano expects.
 

@@ -27,9 +27,6 @@ _LARGE: Data = {"name": "n1", "cpu": 1000, "mem": "1000G", "pods": 1000}
 _DEFAULT = tuple(entry.name for entry in DEFAULT_PLUGINS)
 
 
-# --- enqueue votes: overcommit, resourcequota, sla -----------------------------------------------
-
-
 def enqueueable(case: Mapping[str, Any]) -> Data:
     """Return whether the group is admitted; overcommit's cases have two admitted groups like it."""
     factor = case.get("factor")
@@ -94,9 +91,6 @@ def sla(case: Mapping[str, Any]) -> Data:
     }
 
 
-# --- consecutive sessions, order of binds --------------------------------------------------------
-
-
 def two_sessions(case: Mapping[str, Any]) -> Data:
     """PROP-7: a group is bound; in the next session another takes the remaining capacity."""
     first, second = case["session1"], case["session2"]
@@ -136,9 +130,6 @@ def picked_up(case: Mapping[str, Any]) -> Data:
     return {"order": [name.partition("/")[2].rpartition("-")[0] for name in came["binds"]]}
 
 
-# --- a group's own state -------------------------------------------------------------------------
-
-
 def phase(case: Mapping[str, Any]) -> str:
     """Return the group's phase before or after the first session."""
     return played(_one_group(case), {}, cycles=1).podgroups["default/g"].phase
@@ -165,9 +156,6 @@ def _one_group(case: Mapping[str, Any]) -> list[Data]:
         group("g", replicas, minMember=case["min"], status={"phase": case["phase"]}),
         *pods,
     ]
-
-
-# --- votes on victims ----------------------------------------------------------------------------
 
 
 class Agrees:
@@ -213,9 +201,6 @@ def voted(case: Mapping[str, Any]) -> list[str]:
 
 def _whole(victim: GroupState) -> Victim:
     return Victim(victim, tuple(victim.pods.values()), whole=True)
-
-
-# --- shares --------------------------------------------------------------------------------------
 
 
 def share(row: Mapping[str, Any]) -> float | str:
@@ -277,9 +262,6 @@ def _expected_sessions(case: Mapping[str, Any]) -> Data:
     first = [name_of(name) for name in case["session1"]["expect_bound"]]
     assert case["session2"]["expect_bound"] == ["ns1/pB1"]
     return {"first": first, "second": ["ns1/pgb-t1-0"]}
-
-
-# --- entry point ---------------------------------------------------------------------------------
 
 
 #: Section -> the function that plays its cases; the cases of other sections are clusters.

@@ -105,9 +105,6 @@ def _queue(row: Data, *, reclaim: bool) -> Data:
     return manifest("Queue", row["name"], spec)
 
 
-# --- groups ----------------------------------------------------------------------------------
-
-
 def _group(row: Data, pods: list[Data], classes: dict[str, Data], waiting: str) -> list[Data]:
     namespace, _, name = name_of(row["id"]).partition("/")
     if not pods:

@@ -53,9 +53,6 @@ def test_the_table_has_more_than_thirty_kinds_of_bad_input() -> None:
     assert len({bad.what for bad in TABLE}) > 30
 
 
-# --- unusable servers -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("url", "code", "message"),
     [

@@ -100,9 +100,6 @@ def test_a_malformed_list_of_devices_shows_none(batchq: Batchq, stage: Stage) ->
     assert "Devices:" not in batchq("describe", "node", "odd").out
 
 
-# --- typed requests ---------------------------------------------------------------------------
-
-
 def phases(stage: Stage, *names: str) -> list[str]:
     stage.turn()
     groups = [stage.client.get("PodGroup", f"default/{name}") for name in names]

@@ -60,9 +60,6 @@ def everything(raw: redis.Redis) -> dict[bytes, bytes | None]:
     return {key: raw.dump(key) for key in sorted(raw.keys("*"))}
 
 
-# --- reading only -----------------------------------------------------------------------------
-
-
 def test_nothing_is_written_to_the_server(
     batchq: Batchq, occupied: Stage, raw: redis.Redis, no_preempt: str
 ) -> None:
@@ -83,9 +80,6 @@ def test_a_simulation_begins_with_the_next_decisions_of_the_leader(
     assert first.commit.refused == ()
     assert list(first.intents) == deciding.decide().intents
     assert [type(one).__name__ for one in first.intents][:1] == ["RollBack"]
-
-
-# --- output ------------------------------------------------------------------------------------
 
 
 def test_json_has_starts_and_evictions(batchq: Batchq, occupied: Stage, no_preempt: str) -> None:
@@ -243,9 +237,6 @@ def test_an_unwritable_file_is_reported_before_the_simulation(
     done = batchq("simulate", "--from-live", "--save", str(tmp_path / "no" / "live.yaml"))
     assert (done.code, done.out) == (1, "")
     assert "the file cannot be written: it is in a folder that does not exist" in done.err
-
-
-# --- refusals ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -230,9 +230,6 @@ def test_an_unknown_style_is_refused_with_the_known_ones(batchq: Batchq, stage: 
     assert "launch: expected one of torch, node, rank, dask, mpi, found 'pvm'" in done.err
 
 
-# --- describe -------------------------------------------------------------------------------------
-
-
 def put(stage: Stage, pod: Pod, **status: object) -> None:
     after = structs.replace(pod, status=structs.replace(pod.status, **status))
     write = Write(kind="Pod", key=pod.metadata.uid, expect=pod.metadata.revision, value=after)
@@ -267,9 +264,6 @@ def test_describe_shows_where_pods_of_a_node_are_reached(batchq: Batchq, stage: 
     lines = [line.split() for line in batchq("describe", "node", "n1").lines]
     assert ["Address:", "10.0.0.7"] in lines
     assert ["Ports:", "61440-65535"] in lines
-
-
-# --- batchq worker --------------------------------------------------------------------------------
 
 
 def test_a_range_of_ports_is_read() -> None:

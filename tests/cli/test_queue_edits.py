@@ -33,9 +33,6 @@ def a_group_file(name: str, queue: str) -> str:
     )
 
 
-# --- apply -----------------------------
-
-
 @pytest.mark.parametrize("words", [("apply",), ("queues", "apply"), ("submit",)])
 def test_a_stopped_queue_stays_stopped_whatever_applies_its_file(
     batchq: Batchq, stage: Stage, words: tuple[str, ...]
@@ -121,9 +118,6 @@ def test_other_strange_versions_are_only_refused(batchq: Batchq) -> None:
     assert done.err.endswith("apiVersion: expected batchq/v1, found 'notvolcano.sh/v1'\n")
 
 
-# --- groups of queues that hold none -----------------------------
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -149,9 +143,6 @@ def test_a_group_for_a_queue_with_others_below_it_is_refused_at_once(
         "hint: name a queue below it: a, b",
     ]
     assert stage.client.list("PodGroup") == ()
-
-
-# --- jobs of a queue -----------------------------
 
 
 def test_the_jobs_of_an_inner_queue_are_those_of_all_below_it(batchq: Batchq, stage: Stage) -> None:
@@ -187,9 +178,6 @@ def test_finished_groups_of_a_deleted_queue_are_listed(batchq: Batchq, stage: St
     batchq("cancel", "g")
     batchq("delete", "queue", "old")
     assert batchq("jobs", "-q", "old", "-o", "name").lines == ["default/g"]
-
-
-# --- the root, shares, grace -----------------------------
 
 
 def test_the_root_has_a_page_even_if_it_is_not_stored(batchq: Batchq, stage: Stage) -> None:

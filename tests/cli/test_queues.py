@@ -148,9 +148,6 @@ def test_a_terminal_that_has_only_ascii_gets_no_lines(
     assert all(line.isascii() for line in shown)
 
 
-# --- one queue --------------------------------------------------------------------------------
-
-
 def shown_page(overview: Overview, name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     page = overview.queue_page(name)
     assert page is not None
@@ -286,8 +283,6 @@ def test_a_queue_that_is_not_there_is_answered_with_the_nearest(
             "hint: did you mean interactive?",
         ]
 
-
-# --- apply, stop, resume ----------------------------------------------------------------------
 
 ONE = "{apiVersion: batchq/v1, kind: Queue, metadata: {name: a}, spec: {weight: 2}}\n"
 CLASS = "{apiVersion: batchq/v1, kind: PriorityClass, metadata: {name: high}, spec: {value: 9}}\n"

@@ -95,9 +95,6 @@ def pod(index: int, phase: PodPhase, **status: Any) -> Pod:
     )
 
 
-# --- what is submitted ----------------------------------------------------------------------
-
-
 def test_pods_start_in_the_folder_of_the_file_unless_they_say_otherwise(tmp_path: Path) -> None:
     plan = read_plan(written(tmp_path))
     folders = [group.spec.tasks[0].template.working_dir for group in plan.groups]
@@ -164,8 +161,6 @@ def test_an_exit_code_is_passed_on_for_a_single_pod_only(tmp_path: Path) -> None
         refuse_unless_single(read_plan(written(tmp_path)))
 
 
-# --- how it is shown ------------------------------------------------------------------------
-
 QUOTA = Verdict(
     plugin="quota",
     reason=Waiting.WAITING_FOR_QUOTA,
@@ -224,9 +219,6 @@ def test_in_a_pipe_a_line_is_written_on_change_only() -> None:
     assert stream.getvalue() == (
         "train: Pending: waits for its first session\ntrain: Running: 0 of 4 pods done, 2 running\n"
     )
-
-
-# --- the end --------------------------------------------------------------------------------
 
 
 def test_exit_codes_are_counted() -> None:
@@ -301,9 +293,6 @@ def test_a_path_is_announced_by_a_last_line_only() -> None:
         PodOutput(pod="c", count=1, last=("wrote",)),
     ]
     assert announced(outputs) == ["/tmp/late file"]
-
-
-# --- a command ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

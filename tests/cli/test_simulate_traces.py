@@ -70,9 +70,6 @@ FIRST_FIT = {
 }
 
 
-# --- output formats -------------------------------------------------------------------------
-
-
 def test_json_of_one_run_is_one_object_at_full_precision(log: Path) -> None:
     done = run("simulate", str(log), "--policy", "fcfs", "-o", "json")
     assert (done.code, done.err) == (0, DROPPED)
@@ -163,8 +160,6 @@ def test_a_table_of_many_runs_is_no_wider_than_a_terminal(log: Path) -> None:
     assert shown == [*names[:5], "fcfs (2)", "first-fit (2)"]
 
 
-# --- starts ---------------------------------------------------------------------------------
-
 STARTS = {
     "fcfs": [0, 100, 150, 150],
     "first-fit": [0, 250, 20, 50],
@@ -227,8 +222,6 @@ def test_the_start_of_what_never_started_is_empty(log: Path, tmp_path: Path) -> 
     unknown = dict.fromkeys(name for name in FCFS if name not in ("jobs", "finished", "evictions"))
     assert json.loads(done.out) == {"jobs": 1, "finished": 0, **unknown, "evictions": 0}
 
-
-# --- tenants --------------------------------------------------------------------------------
 
 #: User 1 uses 200 processor-seconds, user 2 uses 600; they do not affect each other.
 APART = [(1, 0, 100, 2, 1), (2, 0, 100, 2, 2), (3, 200, 100, 4, 2)]
@@ -303,9 +296,6 @@ def test_by_group_all_jobs_of_one_group_are_one_tenant(log: Path) -> None:
     assert [(one["tenant"], one["jobs"]) for one in result["tenants"]] == [("group-7", 4)]
 
 
-# --- recognising a log ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["packed.swf.gz", "PACKED.SWF.GZ", "packed.swf", "packed"])
 def test_a_packed_log_is_recognised_whatever_it_is_called(tmp_path: Path, name: str) -> None:
     log = tmp_path / name
@@ -329,9 +319,6 @@ def test_a_world_of_any_name_is_a_world(tmp_path: Path) -> None:
     world.write_text("# a world\napiVersion: batchq/v1\nkind: Node\nmetadata: {name: n1}\n")
     done = run("simulate", str(world), "-o", "json")
     assert list(json.loads(done.out)) == ["cycles", "podgroups", "queues"]
-
-
-# --- repeatability --------------------------------------------------------------------------
 
 
 def test_every_hash_seed_gives_the_same_figures_and_the_same_picture(log: Path) -> None:

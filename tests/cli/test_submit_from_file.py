@@ -54,9 +54,6 @@ def stored(stage: Stage, name: str) -> PodGroup:
     return group
 
 
-# --- good files -----------------------------------------------------------------------------------
-
-
 def test_every_line_becomes_a_group_in_its_place(batchq: Batchq, stage: Stage, file: Path) -> None:
     done = batchq("submit", "--from-file", write(file, *map(a_line, "cab")))
     assert done.code == 0
@@ -174,8 +171,6 @@ def test_dry_run_submits_nothing(batchq: Batchq, stage: Stage, file: Path) -> No
     assert "2 pod groups submitted (dry run)" in done.err
     assert names(stage) == []
 
-
-# --- bad lines ------------------------------------------------------------------------------------
 
 BAD_LINES = [
     ("{oops}", "expected one JSON object, found no JSON: "),
@@ -340,9 +335,6 @@ def test_run_options_are_refused_for_a_manifest(batchq: Batchq, stage: Stage, fi
     assert f"{file}, line 1: --cpus applies to commands, not to a manifest" in done.err
 
 
-# --- repeated submissions -------------------------------------------------------------------------
-
-
 def test_the_same_file_again_with_skip_existing_adds_nothing(
     batchq: Batchq, stage: Stage, file: Path
 ) -> None:
@@ -448,9 +440,6 @@ def wait_for_groups(stage: Stage) -> None:
             return
         pause.wait(0.01)
     raise AssertionError("nothing was submitted")
-
-
-# --- waiting --------------------------------------------------------------------------------------
 
 
 def test_wait_ends_when_all_have_ended(batchq: Batchq, stage: Stage, file: Path) -> None:

@@ -166,9 +166,6 @@ def test_jobs_by_reason(busy: Stage, batchq: Batchq) -> None:
     assert "expected one of Misconfigured, QueueNotFound," in refused.err
 
 
-# --- events ---------------------------------------------------------------------------------------
-
-
 def test_events_of_a_namespace_are_listed_newest_last(busy: Stage, batchq: Batchq) -> None:
     rows = [line.split()[1:4] for line in batchq("events").lines[1:]]
     assert rows[0] == ["PodGroup", "default/runs", "Submitted"]

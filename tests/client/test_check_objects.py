@@ -16,9 +16,6 @@ def submit(stage: Stage, name: str, **request: object) -> None:
     stage.turn()
 
 
-# --- reading --------------------------------------------------------------------------------
-
-
 def test_a_group_has_the_checks_of_its_queue_and_those_above_from_its_submission(
     stage: Stage,
 ) -> None:
@@ -52,9 +49,6 @@ def test_checks_to_be_answered_are_distinguished_from_others(stage: Stage) -> No
     assert stage.client.checks.views(queue="default") == []
     with pytest.raises(NotFound, match="Queue elsewhere does not exist"):
         stage.client.checks.views(queue="elsewhere")
-
-
-# --- objects --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

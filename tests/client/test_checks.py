@@ -54,9 +54,6 @@ def waits_for(stage: Stage, name: str = "g") -> list[str]:
     return [str(verdict.reason) for verdict in group.status.reasons]
 
 
-# --- leases ---------------------------------------------------------------------------------
-
-
 def test_a_check_is_active_while_its_controller_runs(asked: Stage) -> None:
     assert not active(asked.client)
     with asked.client.checks.watch("boss") as watch:
@@ -162,9 +159,6 @@ def test_a_controller_taking_up_a_former_ones_name_need_not_wait(
 def test_an_invalid_lease_is_refused(asked: Stage, lease_s: float) -> None:
     with pytest.raises(InvalidInput, match="lease_s: expected 1 to 3600 seconds, found"):
         asked.client.checks.watch("boss", lease_s=lease_s)
-
-
-# --- requests -------------------------------------------------------------------------------
 
 
 def test_a_request_says_what_is_asked_for(asked: Stage) -> None:
@@ -331,9 +325,6 @@ def test_a_controller_that_regains_its_lease_gets_all_requests_again(
         until(lambda: not active(asked.client))
         road.mend()
         assert requests_of(watch) == [("asked", "g")]
-
-
-# --- answers --------------------------------------------------------------------------------
 
 
 def test_an_answer_without_a_reservation_is_refused(asked: Stage) -> None:

@@ -234,9 +234,6 @@ def test_a_gated_request_says_what_it_would_wait_for_once_its_gate_is_open() -> 
     )
 
 
-# --- checks -----------------------------------------------------------------------------------
-
-
 def with_checks(*checks: AdmissionCheck) -> Snapshot:
     queue = a_queue("default", admission_checks=("budget",))
     return structs.replace(a_snapshot(CPU_8, queue), admission_checks=checks)
@@ -316,9 +313,6 @@ def test_a_check_in_the_request_exists_without_a_controller() -> None:
     ]
 
 
-# --- other objects of the request -------------------------------------------------------------
-
-
 def test_a_queue_of_the_request_is_taken_as_applied() -> None:
     stored = a_queue("team", capability={"cpu": 2})
     more = a_queue("team", capability={"cpu": 6})
@@ -351,9 +345,6 @@ def test_the_wait_for_victims_is_shown_in_whole_seconds(capsys: pytest.CaptureFi
     show_plan(structs.replace(plan, groups=(structs.replace(group, awaits=awaits),)))
     result = capsys.readouterr().out.splitlines()
     assert "Would:     start when 1 pod of default/r has ended, within 12s" in result
-
-
-# --- what cannot be planned -------------------------------------------------------------------
 
 
 def test_a_request_without_groups_cannot_be_planned() -> None:

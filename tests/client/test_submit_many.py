@@ -56,9 +56,6 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "GROUPS_A_BATCH", 10)
 
 
-# --- accepted requests ----------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("small_batches")
 def test_all_are_stored_in_the_order_given(stage: Stage) -> None:
     outcomes = list(stage.client.submit_many(lines(95)))
@@ -181,9 +178,6 @@ def test_a_submission_never_iterated_over_warns_that_nothing_was_submitted(stage
     assert stored(stage) == []
 
 
-# --- refusals -------------------------------------------------------------------------------------
-
-
 def sentence_of_submit(client: Client, fields: dict[str, Any]) -> tuple[type, str, str]:
     with pytest.raises(BatchqError) as caught:
         client.submit(**fields)
@@ -265,9 +259,6 @@ def test_an_error_of_the_iterator_comes_after_the_outcomes_before_it(stage: Stag
     assert len(stored(stage)) == 13
 
 
-# --- names and dependencies -----------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("small_batches")
 def test_a_group_may_depend_on_one_before_it_in_its_batch_or_in_another(stage: Stage) -> None:
     requests = [a_line("g-0"), *(a_line(f"g-{n}", after=f"g-{n - 1}") for n in range(1, 25))]
@@ -337,9 +328,6 @@ def test_a_generated_name_that_is_taken_is_generated_again(stage: Stage) -> None
     assert len(stored(stage)) == 3
 
 
-# --- repeated submissions -------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("small_batches")
 def test_an_existing_group_that_says_the_same_is_unchanged(stage: Stage) -> None:
     stage.client.submit_many(lines(25)).all()
@@ -382,9 +370,6 @@ def test_another_group_of_that_name_is_a_conflict_that_says_what_differs(
     # A gate that is missing was opened.
     expected = f"PodGroup default/x exists already, is Pending, and has another {what}"
     assert names_of([one]) == [expected if what else "x"]
-
-
-# --- the server away ------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -450,9 +435,6 @@ def test_breaking_off_leaves_whole_batches_and_a_second_run_adds_the_rest(
     assert [one.metadata.name for one in stored(stage)] == [f"g-{number}" for number in range(100)]
 
 
-# --- bounds ---------------------------------------------------------------------------------------
-
-
 def test_a_batch_of_large_groups_is_shorter(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "BYTES_A_BATCH", 300_000)
     heard: list[Tally] = []
@@ -468,9 +450,6 @@ def test_groups_from_a_slow_source_do_not_wait_for_a_full_batch(
     heard: list[Tally] = []
     stage.client.submit_many(lines(3), progress=heard.append).all()
     assert [tally.submitted for tally in heard] == [1, 2, 3]
-
-
-# --- names of pods --------------------------------------------------------------------------------
 
 
 def alike() -> list[Submitted]:

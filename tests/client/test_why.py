@@ -210,9 +210,6 @@ def test_the_page_shows_what_is_printed(world: World, capsys: pytest.CaptureFixt
         assert f"```text\n{first}\n```" in page, f"docs/why.md tells something else of {name}"
 
 
-# --- position and time ------------------------------------------------------------------------
-
-
 def test_the_start_follows_from_the_walltimes_of_running_groups(world: World) -> None:
     start = world.why("quota").start
     assert start is not None
@@ -304,9 +301,6 @@ def test_a_group_that_depends_on_a_running_one_is_not_told_that_this_one_waits(
     assert (reason.reason, reason.remedy) == (Waiting.DEPENDENCY_NOT_MET, remedy)
     for command in re.findall(r"`batchq ([^`]+)`", remedy):
         accept(command.split())
-
-
-# --- why there are no victims -----------------------------------------------------------------
 
 
 def spared(world: World, name: str) -> dict[str, tuple[str, ...]]:
@@ -471,9 +465,6 @@ def test_guarantees_of_siblings_are_named() -> None:
             " most 2; guaranteed are theirs cpu 6"
         ),
     )
-
-
-# --- writing only changes ---------------------------------------------------------------------
 
 
 def test_idle_sessions_write_nothing(world: World) -> None:

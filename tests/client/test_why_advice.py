@@ -274,9 +274,6 @@ def test_capacity_freed_by_other_groups_is_distinguished_from_free_capacity(
     )
 
 
-# --- queues that others borrow from ---------------------------------------------------------------
-
-
 def lent_out(*, mine: QueuePreemption = NEVER, asked: int = 2, **theirs: Any) -> World:
     """Return a world in which queue theirs uses all of a node, and `waits` is in queue mine."""
     world = World(
@@ -315,9 +312,6 @@ def test_a_queue_that_reclaiming_would_not_help_is_not_advised_to_reclaim(
 ) -> None:
     for _, remedy in remedies(world(), "waits"):
         assert "preemption.reclaim" not in remedy
-
-
-# --- nodes that take no pods ----------------------------------------------------------------------
 
 
 def one_of_two_cordoned() -> World:
@@ -395,9 +389,6 @@ def test_capacity_of_a_node_that_is_not_ready_is_named_beside_the_wait_for_other
             ),
         )
     ]
-
-
-# --- pods that wait while others run, or start again ----------------------------------------------
 
 
 def test_the_pods_of_a_running_array_that_wait_have_a_reason(
@@ -489,9 +480,6 @@ def test_a_pod_ended_by_a_signal_is_not_said_to_have_exited() -> None:
     )
 
 
-# --- reasons of other plugins ---------------------------------------------------------------------
-
-
 def test_a_gate_of_another_plugin_is_not_opened_by_batchq() -> None:
     world = two_nodes_of_four()
     world.add(asks("own"))
@@ -571,9 +559,6 @@ def test_the_remedy_of_a_retried_check_names_the_setting_of_its_delay() -> None:
             ),
         )
     ]
-
-
-# --- the history ----------------------------------------------------------------------------------
 
 
 def happened(at: int, reason: str, message: str = "") -> Event:

@@ -185,9 +185,6 @@ def test_as_json_it_has_instants_and_the_longest_walltime() -> None:
     assert json.decode(json.encode(why), type=Why) == why
 
 
-# --- expected, in any queue -----------------------------------------------------------------------
-
-
 def test_groups_of_other_namespaces_are_only_counted() -> None:
     world = World(a_node(cpu=4), a_queue(preemption=NEVER))
     world.run(wants("theirs", 4, 0, 60, namespace="lab"))

@@ -23,9 +23,6 @@ def watched() -> Watched:
     return Watched(MemoryStore())
 
 
-# --- Waiting groups -------------------------------------------------------------------------------
-
-
 def test_gated_groups_are_counted_apart_from_groups_that_do_not_fit(watched: Watched) -> None:
     watched.ready(a_node(cpu=4))
     watched.apply(a_queue("small", capability={"cpu": 1}))
@@ -104,9 +101,6 @@ def test_a_resource_that_only_a_group_asks_for_makes_no_series(watched: Watched)
     assert "unicorns" not in seen.label_values
 
 
-# --- Queues ---------------------------------------------------------------------------------------
-
-
 def test_a_queue_shows_what_it_may_have_holds_and_asks_for_in_cores_and_bytes(
     watched: Watched,
 ) -> None:
@@ -175,9 +169,6 @@ def test_the_series_of_a_queue_that_is_gone_end(watched: Watched) -> None:
     watched.delete("Queue", "passing")
     watched.turn()
     assert "passing" not in watched.scrape().label_values
-
-
-# --- Durations ------------------------------------------------------------------------------
 
 
 def test_waits_for_admission_and_for_the_start_are_seen_once_each(watched: Watched) -> None:

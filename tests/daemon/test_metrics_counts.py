@@ -34,9 +34,6 @@ def watched() -> Watched:
     return Watched(MemoryStore())
 
 
-# --- Evictions ------------------------------------------------------------------------------------
-
-
 def test_evictions_are_counted_once_with_what_they_cost(watched: Watched) -> None:
     watched.ready(a_node(cpu=2))
     watched.apply(a_priority("high", 10))
@@ -106,9 +103,6 @@ def suspended(group: PodGroup) -> PodGroup:
     return _set(group, spec=_set(group.spec, suspend=True))
 
 
-# --- Decisions and refusals -----------------------------------------------------------------------
-
-
 class Meanwhile(MemoryStore):
     """A store that writes a group between the scheduler's snapshot and its commit, once."""
 
@@ -160,9 +154,6 @@ def test_sessions_are_counted_by_their_result(watched: Watched) -> None:
     assert seen.value("sessions_total", result="changed") == 1
     assert seen.value("sessions_total", result="idle") == 1
     assert seen.value("sessions_total", result="unavailable") == 1
-
-
-# --- The process ----------------------------------------------------------------------------------
 
 
 def test_a_standby_scheduler_exports_nothing_of_groups_and_queues(watched: Watched) -> None:

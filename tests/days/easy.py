@@ -125,8 +125,6 @@ class Easy:
             self._release(one)
             self._submit(one.piece, one.ready_at)
 
-    # --- one pass ---------------------------------------------------------------------------------
-
     def _run_pass(self) -> None:
         while self.line:
             nodes = self._nodes_for(self.line[0][2], self.free)

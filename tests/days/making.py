@@ -190,9 +190,6 @@ def _cuts(dice: random.Random, total: int) -> Iterator[Cut]:
                 yield Cut(kind, name, at, until, dice.randint(total // 3, total))
 
 
-# --- manifests -----------------------------------------------------------------------
-
-
 def manifests(day: Day, strategy: str) -> list[Manifest]:
     """Return the day under a strategy, as a described world."""
     made = [_manifest("Node", name, {"resources": {"cpu": cpu}}) for name, cpu in day.nodes.items()]

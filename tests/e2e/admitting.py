@@ -61,8 +61,6 @@ class Admissions:
             self.budget.wait(90)
         self._closing.close()
 
-    # --- processes ----------------------------------------------------------------------------
-
     def start_controllers(self) -> None:
         """Start each controller that does not run, because a test may have ended it."""
         if self.approval is None or self.approval.poll() is not None:
@@ -122,8 +120,6 @@ class Admissions:
         found: dict[str, list[Any]] = json.loads(text)
         return found
 
-    # --- objects ------------------------------------------------------------------------------
-
     def queue(
         self, name: str, *, cpus: int = 2, controllers: Sequence[str] = ("budget", "approval")
     ) -> None:
@@ -173,8 +169,6 @@ class Admissions:
     def set(self, name: str, check: str, *answer: str, exits: int = 0) -> str:
         """Run `batchq checks set`, and return its stderr."""
         return self.machine.batchq("checks", "set", name, check, *answer, exits=exits).stderr
-
-    # --- what is there ------------------------------------------------------------------------
 
     def is_reserved(self, name: str) -> bool:
         """Return whether quota is reserved for a group that waits."""

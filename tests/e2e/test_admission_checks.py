@@ -43,9 +43,6 @@ def says(found: PodGroup, condition: str) -> bool:
     return any((one.type, one.status) == (condition, "True") for one in found.status.conditions)
 
 
-# --- An admission ---------------------------------------------------------------------------------
-
-
 def test_pods_exist_only_after_quota_is_reserved_and_both_checks_are_true(
     admissions: Admissions,
 ) -> None:
@@ -177,9 +174,6 @@ def test_an_exhausted_budget_stops_running_groups_until_it_is_raised(
     until(lambda: {f"{uid}/1", f"{uid}/2"} <= set(admissions.spans()), what="both are counted")
 
 
-# --- The end of a reservation ---------------------------------------------------------------------
-
-
 def next_request(
     watch: CheckWatch, received: list[CheckRequest], kind: str, name: str
 ) -> CheckRequest:
@@ -232,9 +226,6 @@ def test_checks_of_a_preempted_reserved_group_start_again_and_old_answers_are_re
         *("QuotaReserved", "CheckTrue budget-e", "Preempted"),
         *("QuotaReserved", "CheckTrue budget-e", "CheckTrue desk-e", "Admitted", "Completed"),
     ]
-
-
-# --- Killed processes -----------------------------------------------------------------------------
 
 
 def test_killed_controllers_hold_the_queue_and_their_successors_answer_waiting_groups(

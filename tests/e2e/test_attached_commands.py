@@ -143,9 +143,6 @@ def test_a_pod_ends_when_the_command_here_is_killed(stack: Machine) -> None:
             assert pod.status.signal == signal.SIGHUP
 
 
-# --- a terminal -----------------------------------------------------------------------------
-
-
 def test_a_shell_on_a_node_is_resized_and_interrupted_and_leaves_the_terminal_whole(
     stack: Machine,
 ) -> None:
@@ -203,9 +200,6 @@ def test_two_interrupts_while_it_waits_cancel_a_group(stack: Machine) -> None:
         assert terminal.ended() == 130
         assert "podgroup default/waits Cancelled (interrupted)" in terminal.shown
         assert "error:" not in terminal.shown
-
-
-# --- allocations ----------------------------------------------------------------------------
 
 
 def test_commands_run_in_an_allocation_which_ends_with_its_own(stack: Machine) -> None:

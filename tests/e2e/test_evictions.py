@@ -47,9 +47,6 @@ def at_once(runs: list[Run]) -> int:
     return max(sum(run.began_at <= at.began_at <= run.last_at for run in runs) for at in runs)
 
 
-# --- Within a queue -------------------------------------------------------------------------------
-
-
 def test_a_gang_of_higher_priority_preempts_victims_that_save_and_return(
     machine: Machine,
 ) -> None:
@@ -113,9 +110,6 @@ def test_a_victim_that_ignores_sigterm_is_killed_after_its_grace_and_its_preempt
         assert last_of(killed) - asked_at >= 8.5, "the grace was theirs"
         assert last_of(killed) < first_of(flat(cluster.runs_of("high")))
         assert twice_at_once(cluster.runs()) == []
-
-
-# --- Between queues -------------------------------------------------------------------------------
 
 
 def test_a_lender_reclaims_its_share_and_the_borrower_continues_with_the_rest(
@@ -187,9 +181,6 @@ def test_two_equal_queues_that_want_everything_evict_no_group_once_they_are_even
         cluster.agent("n1")
         cluster.agent("n2")
         run_two_even_arrays(cluster, for_s=for_s)
-
-
-# --- While a pledge stands ------------------------------------------------------------------------
 
 
 def stopping(cluster: Cluster) -> None:

@@ -67,8 +67,6 @@ def test_ray_has_its_head_in_pod_0_and_a_node_in_each_of_the_others(pair: Machin
     assert "4 nodes: 285" in lines
 
 
-# --- lost pods ------------------------------------------------------------------------------------
-
 #: Long enough for a machine that is busy with the frameworks, and short enough for a test.
 SOON = QUICK.replace("nodeTimeout: 3s", "nodeTimeout: 20s").replace("podLease: 2s", "podLease: 10s")
 JOBS = {

@@ -99,9 +99,6 @@ def test_a_gang_fails_at_once_if_one_of_its_nodes_cannot_be_reached(machine: Mac
     ) in messages
 
 
-# --- kills ----------------------------------------------------------------------------------------
-
-
 #: Writes a line when it starts and when it ends; the first round runs until it is stopped.
 WORKER = """
 line() { echo "$BATCHQ_ROUND $BATCHQ_RANK $1 $MASTER_PORT" >> "$0"; }
@@ -185,8 +182,6 @@ def test_a_gang_that_loses_a_rank_starts_again_whole(
     assert not scene.rounds_overlap()
 
 
-# --- pods that restart alone ----------------------------------------------------------------------
-
 #: Pod 0 ends when its peers file has changed, and keeps it; the others end after that.
 WATCHER = """
 echo "$BATCHQ_ROUND $BATCHQ_RANK start $MASTER_PORT" >> "$0"
@@ -244,9 +239,6 @@ def test_an_elastic_job_starts_with_its_least_pods_and_later_ones_find_pod_0(
     assert sorted(diary.read_text().splitlines()) == [
         f"{rank} 2:4 c10d 127.0.0.1:{port}" for rank in range(4)
     ]
-
-
-# --- while a gang meets ---------------------------------------------------------------------------
 
 
 class MeetingScene(Scene):
@@ -325,8 +317,6 @@ def test_a_gang_that_is_cancelled_while_it_meets_never_starts(machine: Machine) 
         assert phase(client, "gang") == "Cancelled"
     assert not scene.diary.exists()
 
-
-# --- the guide ------------------------------------------------------------------------------------
 
 PAGE = ROOT / "docs" / "distributed.md"
 SUBMISSIONS = [words for words in commands_in(PAGE) if words[:2] == ["batchq", "submit"]]

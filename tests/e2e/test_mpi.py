@@ -85,9 +85,6 @@ def test_a_token_passes_through_all_ranks_on_both_nodes(
     assert f"passed {list(range(ranks))} on ['n1', 'n2']" in said
 
 
-# --- gangs with --launch mpi ----------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Machine]:
     """A machine with the HTTP API and two agents, each with room for two pods."""

@@ -124,9 +124,6 @@ def for_s(seconds: float, meanwhile: Callable[[], bool] = lambda: True) -> None:
         until(lambda: not meanwhile(), within_s=seconds)
 
 
-# --- An outage for a part of the stack ------------------------------------------------------------
-
-
 @BREAKS
 def test_a_leader_without_the_server_is_replaced_and_decides_nothing_more(
     stack: Stack, break_: Callable[[ControlledProxy], None]
@@ -244,9 +241,6 @@ def test_with_the_usual_leases_a_server_that_takes_ten_seconds_runs_nothing_twic
 
     stack.await_completion("early", "meanwhile", within_s=180.0)
     assert twice_at_once(stack.runs()) == []
-
-
-# --- An outage for the whole stack ----------------------------------------------------------------
 
 
 def killed(machine: Machine) -> Callable[[], None]:

@@ -264,9 +264,6 @@ def command_line(process: psutil.Process) -> str:
         return ""
 
 
-# --- terminals ------------------------------------------------------------------------------
-
-
 def test_a_shell_has_a_terminal_that_follows_the_users(
     stack: Machine, door: dict[str, str]
 ) -> None:

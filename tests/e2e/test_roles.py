@@ -340,9 +340,6 @@ def _group_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[2])
 
 
-# --- Passwords -------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def revealing(stack: GuardedStack) -> Iterator[Pod]:
     """A pod that prints its environment and keeps running."""

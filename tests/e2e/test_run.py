@@ -130,9 +130,6 @@ def test_a_wrong_file_is_reported_before_anything_is_started(machine: Machine) -
     assert not machine.home.root.exists()
 
 
-# --- a command ------------------------------------------------------------------------------
-
-
 def test_a_command_shows_both_streams_of_its_pod_and_ends_with_its_exit_code(
     stack: Machine,
 ) -> None:

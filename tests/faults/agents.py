@@ -175,8 +175,6 @@ class Agent:
             due.append(self._away_until)
         self.due_at = max(now_ms + 1, min(due))
 
-    # --- the steps of the loop ----------------------------------------------------------------
-
     def _begin(self) -> None:
         self._member.refuse_if_served()
         former = tuple(sorted(self.machine.records, key=lambda one: one.id))
@@ -277,8 +275,6 @@ class Agent:
             raise StoreUnavailable("no leader has withdrawn the node yet")
         pods = self._store.pods_on(self.machine.name)
         self._tell(messages.UnstartedPodsRead(now_ms=self._clock.now_ms(), pods=pods))
-
-    # --- instructions -------------------------------------------------------------------------
 
     def _tell(self, event: messages.AgentEvent) -> None:
         self.state.drive(event, self._carry_out)

@@ -62,8 +62,6 @@ class InvariantChecker:
         there = {group.metadata.uid for group in server.store.snapshot().groups}
         self.promised = {uid: key for uid, key in self.promised.items() if uid in there}
 
-    # --- every commit ---------------------------------------------------------------------------
-
     def witness(
         self,
         server: Server,
@@ -114,8 +112,6 @@ class InvariantChecker:
                 self.stopped[now.reason] += 1
             case _:
                 pass
-
-    # --- every event ----------------------------------------------------------------------------
 
     def look(self, server: Server) -> None:
         """Check the records after an event. Raises InvariantBroken."""
@@ -232,8 +228,6 @@ class InvariantChecker:
                 raise InvariantBroken(f"the fence of {full_name(item)} fell: {before} -> {fence}")
         self._fences[kind, uid] = fence
 
-    # --- every turn without a decision ------------------------------------------------------------
-
     def look_at_rest(self, server: Server, now_ms: int) -> None:
         """Check that all rules hold after a leader's whole turn without a decision."""
         snapshot = server.store.snapshot()
@@ -264,9 +258,6 @@ class InvariantChecker:
 def _check_time(group: GroupState, since: int | None, most_ms: int, now_ms: int) -> None:
     if since is None or since + most_ms <= now_ms:
         raise InvariantBroken(f"{group.key} has been {group.phase} since {since}")
-
-
-# --- at the end ---------------------------------------------------------------------------------
 
 
 def unrest(server: Server, machines: Sequence[Machine], agents: Sequence[AgentState]) -> str:

@@ -156,8 +156,6 @@ class Cluster:
             calls={name: (line.calls, tuple(line.writes)) for name, line in self.lines.items()},
         )
 
-    # --- set-up ---------------------------------------------------------------------------------
-
     def _found(self) -> None:
         store = self.server.store
         transactions = [found_defaults(store, now_ms=0, uid="0")]
@@ -234,8 +232,6 @@ class Cluster:
         if self._tell is not None:
             self._tell(f"{self.clock.now_ms():>8} {text}")
 
-    # --- notifications --------------------------------------------------------------------------
-
     def _ring(self, what: str) -> None:
         if what in ("objects", "facts"):
             for scheduler in self.schedulers.values():
@@ -263,8 +259,6 @@ class Cluster:
         self._count += 1
         self._late.append((self.clock.now_ms() + self._scenario.delay_ms(), self._count, do))
         self._late.sort(key=lambda one: one[:2])
-
-    # --- the next event ---------------------------------------------------------------------------
 
     def _next(self) -> tuple[int, Callable[[], None]]:
         """Return the next event; events of one instant come in the order given here."""
@@ -317,8 +311,6 @@ class Cluster:
         _, _, do = self._late.pop(0)
         self._say("a late call arrives")
         do()
-
-    # --- faults -------------------------------------------------------------------------------
 
     def _next_fault(self) -> None:
         fault = self._faults.pop(0)
@@ -464,8 +456,6 @@ class Cluster:
         self._stopped.clear()
         for machine in self.machines.values():
             machine.agent_is_stopped_until = 0
-
-    # --- rest -----------------------------------------------------------------------------------
 
     def _is_at_rest(self) -> bool:
         return self._calm and not self._unrest()

@@ -131,8 +131,6 @@ class Horse:
             case Stage.GONE:
                 pass
 
-    # --- running ------------------------------------------------------------------------------
-
     def _run(self, now_ms: int) -> None:
         if self.process is None:
             self._has_ended(PodOutcome(exit_code=137, signal=9, stopped=Leaving.NODE_LOST))
@@ -245,8 +243,6 @@ class Horse:
         self._report_until = now_ms + self._paces.report_for_ms
         self.due_at = now_ms
 
-    # --- reporting ----------------------------------------------------------------------------
-
     def _report(self, now_ms: int) -> None:
         """Report the end, and try again for a while. The run file stays until the agent sees the
         end.
@@ -282,8 +278,6 @@ class Horse:
         with suppress(StoreUnavailable):
             self._store.end_leases(self._machine.name, [self.attempt])
         self._leave(0)
-
-    # --- faults ---------------------------------------------------------------------------------
 
     def pause(self, lasts_ms: int) -> None:
         """SIGSTOP, and SIGCONT after a while."""

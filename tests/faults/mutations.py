@@ -96,7 +96,6 @@ def _agent(what: str, name: str, before: str, after: str, *, found_by: int) -> M
 
 
 MUTATIONS = (
-    # --- the agent's state machine ---
     _agent(
         "a superseded delivery is claimed under the newer attempt's fence",
         "_decide_claim",
@@ -168,7 +167,6 @@ MUTATIONS = (
         "pass",
         found_by=0,
     ),
-    # --- the lease, as a work-horse counts it ---
     Mutation(
         what="a pod outlives its lease",
         owner=Lease,
@@ -185,7 +183,6 @@ MUTATIONS = (
         after="self.ends_at += self._lease_ms",
         found_by=36,
     ),
-    # --- the leases that the agent renews ---
     _agent(
         "a superseded attempt is vouched for",
         "_pass_on",
@@ -222,7 +219,6 @@ MUTATIONS = (
         after="asked_at=max(self._voucher.asked_at, self._voucher.ticked_at())",
         found_by=2,
     ),
-    # --- the leader, as agents rely on it ---
     Mutation(
         what="a former leader's writes are applied",
         owner=memory.MemoryStore,
@@ -255,7 +251,6 @@ MUTATIONS = (
         after="ends_at - lease_ms // 2",
         found_by=2,
     ),
-    # --- gangs that restart whole ---
     Mutation(
         what="a lost pod of a gang that has started is bound again alone",
         owner=pod_controller,
@@ -274,7 +269,6 @@ MUTATIONS = (
         found_by=225,
         launches=True,
     ),
-    # --- images ---
     Mutation(
         what="a pod claims its place before its image is there",
         owner=pod_states,
@@ -293,7 +287,6 @@ MUTATIONS = (
         found_by=8,
         launches=True,
     ),
-    # --- devices ---
     Mutation(
         what="a device is given to two pods",
         owner=DevicePool,

@@ -138,9 +138,6 @@ def _objects(dice: random.Random) -> tuple[Object, ...]:
     return tuple(found)
 
 
-# --- groups ---------------------------------------------------------------------------------------
-
-
 def _group(
     dice: random.Random, name: str, room: int, before: list[Meant], queues: Sequence[str]
 ) -> Meant:
@@ -235,9 +232,6 @@ def _after(other: frozenset[str], condition: str, own: frozenset[str]) -> frozen
     return frozenset(found)
 
 
-# --- requests -----------------------------------------------------------------------------------
-
-
 def _requests(
     dice: random.Random, meant: list[Meant], *, forgets: bool
 ) -> tuple[list[Request], dict[str, frozenset[str]]]:
@@ -299,9 +293,6 @@ def _verb(at: int, verb: str, name: str, change: Callable[..., Transaction | Non
 
 def _exists(name: str) -> Callable[[Reader], bool]:
     return lambda reader: reader.get("PodGroup", f"default/{name}") is not None
-
-
-# --- faults -------------------------------------------------------------------------------------
 
 
 def _chances(dice: random.Random) -> Callable[[str], Chance]:

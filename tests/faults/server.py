@@ -140,8 +140,6 @@ class Server:
             forgot=forgot,
         )
 
-    # --- objects ----------------------------------------------------------------------------
-
     def commit(
         self,
         transactions: Sequence[Transaction],
@@ -175,8 +173,6 @@ class Server:
     def revision(self) -> int:
         return self.store.snapshot().revision
 
-    # --- leader -----------------------------------------------------------------------------
-
     def lead(self, identity: str, lease_ms: int) -> int | None:
         """Take or renew the leader's lease: return the epoch, or None if another leads."""
         now_ms = self._clock.now_ms()
@@ -192,8 +188,6 @@ class Server:
         epoch = held.epoch if held is not None and renews else self.store.next_epoch()
         self.leader = Leader(identity, epoch, now_ms + lease_ms)
         return epoch
-
-    # --- node reports -----------------------------------------------------------------------
 
     def post(self, node: str, report: NodeReport) -> None:
         """Put a report into the node's queue; only the last one of each subject counts."""
@@ -303,8 +297,6 @@ class Server:
         """Return the pods that occupy the node."""
         pods = [pod for pod in self.store.list("Pod") if isinstance(pod, Pod)]
         return [one for one in pods if one.status.node == node and one.status.phase in ON_NODE]
-
-    # --- the nodes' queues ------------------------------------------------------------------
 
     def enqueue(self, node: str, attempts: Sequence[PodAttempt]) -> None:
         """Hand over attempts; one that is queued already is not queued twice."""
@@ -479,8 +471,6 @@ class FaultyStore:
 
     def has_reported(self, node: str) -> bool:
         return self.line.call("has reported", lambda: self._server.has_reported(node))
-
-    # --- as `Membership` uses a store -----------------------------------------------------------
 
     @property
     def report_queues(self) -> FaultyStore:

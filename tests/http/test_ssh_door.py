@@ -139,9 +139,6 @@ def test_without_ssh_or_without_an_api_there_a_sentence_says_so(
     assert "`ssh` cannot be started: No such file or directory" in failed.err
 
 
-# --- a real sshd ------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The port of an sshd of this account on loopback, whose key `ssh` in PATH accepts."""

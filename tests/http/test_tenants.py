@@ -467,9 +467,6 @@ def test_every_change_is_audited_by_the_script_that_makes_it(lab: Lab) -> None:
     assert all(one["isChained"] for one in aude("GET", "/v1/audit").data["items"])
 
 
-# --- two worlds that differ only beyond a reader's sight ---------------------------------------
-
-
 def hidden(name: str, word: str) -> dict[str, Any]:
     """Return a group whose command, labels, annotations and variables say `word`."""
     group = manifest(name)

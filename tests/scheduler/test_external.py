@@ -28,8 +28,6 @@ from tests.scheduler.consumers import (
     report,
 )
 
-# --- admission ------------------------------------------------------------------------------
-
 
 def test_an_external_group_without_nodes_or_pods_is_admitted_and_charged_to_its_queue(
     stack: Stack,
@@ -89,9 +87,6 @@ def test_unclaimed_it_falls_under_the_in_queue_timeout(stack: Stack) -> None:
     later(stack, 1)
     assert phase(stack) == "Pending"
     assert stack.group("e").status.backoff_until == stack.clock.at_ms + 10 * SECOND
-
-
-# --- the life of a claim --------------------------------------------------------------------
 
 
 def test_claimed_running_and_succeeded(stack: Stack) -> None:
@@ -288,9 +283,6 @@ def test_given_back_while_it_ran_it_is_unknown_until_another_runs_it(stack: Stac
     report(stack, claim(stack, holder="worker-2"), "running")
     stack.until_idle()
     assert phase(stack) == "Running"
-
-
-# --- refusals -------------------------------------------------------------------------------
 
 
 def test_only_an_admitted_external_group_can_be_claimed(stack: Stack) -> None:

@@ -311,8 +311,6 @@ def test_a_gang_starts_again_if_a_restarted_server_has_forgotten_one_of_its_pods
     assert decided.session.groups["g"].status.restarts == restarts
 
 
-# --- pods that restart alone ----------------------------------------------------------------------
-
 ALONE = Launch(ports=2, restart="pod")
 
 

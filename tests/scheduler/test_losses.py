@@ -101,9 +101,6 @@ def test_a_pod_stopped_by_its_node_without_the_server_counts_as_lost(
     assert ended(pod, outcome, now_ms=7).status.losses == losses
 
 
-# --- Events ---------------------------------------------------------------------------------
-
-
 def messages_of(*objects: Any, **more: Any) -> list[str]:
     """Return the events of one session as `reason: message`."""
     session = decide(*objects, **more).session

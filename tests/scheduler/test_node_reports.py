@@ -98,9 +98,6 @@ def reports() -> Reports:
     return Reports()
 
 
-# --- Claims ---------------------------------------------------------------------------------
-
-
 def test_a_bound_pod_is_claimed_once(reports: Reports) -> None:
     assert words(reports.hear(CLAIM)) == ["done"]
     status = reports.pod().status
@@ -142,9 +139,6 @@ def test_a_pod_that_was_bound_before_the_server_was_restarted_is_not_started(
     after = answer.writes[0].value
     assert isinstance(after, Pod)
     assert (after.status.phase, after.status.reason) == (PodPhase.EVICTED, "NodeLost")
-
-
-# --- Ends -----------------------------------------------------------------------------------
 
 
 def test_the_end_frees_what_the_pod_held(reports: Reports) -> None:
@@ -200,9 +194,6 @@ def test_a_node_that_talks_without_end_is_cut_short(reports: Reports) -> None:
     assert (len(status.reason), len(status.message)) == (64, 2_000)
 
 
-# --- Running attempts -----------------------------------------------------------------------------
-
-
 def test_an_attempt_that_the_server_has_forgotten_goes_on() -> None:
     reports = Reports(phase=PodPhase.PENDING, node="")
     runs = Runs(pod="g-1-0", attempt=2, author="horse", started_at=5)
@@ -220,9 +211,6 @@ def test_a_run_on_another_node_or_of_an_evicted_attempt_does_not_go_on(reports: 
     reports.change(phase=PodPhase.EVICTED)
     reports.change(phase=PodPhase.PENDING, node="", attempt=2)
     assert words(reports.hear(runs)) == ["superseded"]
-
-
-# --- The node itself ------------------------------------------------------------------------
 
 
 def serves(**changed: Any) -> Serves:
@@ -310,9 +298,6 @@ def test_a_node_of_an_older_agent_keeps_its_protocol(reports: Reports) -> None:
     assert reports.node().metadata.annotations["batchq/protocol"] == "0"
 
 
-# --- Leaders --------------------------------------------------------------------------------
-
-
 def test_a_succeeded_leader_applies_nothing(reports: Reports) -> None:
     former = reports.store.next_epoch()
     reports.store.next_epoch()
@@ -342,9 +327,6 @@ def test_long_after_a_restart_unknown_running_attempts_are_superseded() -> None:
     assert [(event.reason, event.at) for event in adopted.events] == [("Found", 9)]
     unknown = runs(waiting, group, "n1", claimed, now_ms=9, accepts_unknown=False)
     assert unknown == Superseded()
-
-
-# --- gangs with spec.launch -------------------------------------------------------------------
 
 
 def test_a_claim_states_where_the_other_pods_reach_this_one() -> None:
@@ -384,9 +366,6 @@ def test_a_pod_without_a_place_of_its_own_is_not_started(place: dict[str, Any]) 
     assert status.message == (
         "its agent states no address with 2 ports, which the other pods of its gang need"
     )
-
-
-# --- devices ----------------------------------------------------------------------------------
 
 
 def asking(requests: dict[str, int], phase: PodPhase) -> tuple[PodGroup, Pod]:
@@ -472,9 +451,6 @@ def test_the_condition_of_a_device_is_an_event_when_it_changes(
 ) -> None:
     former = None if before is None else serving(before)
     assert events_after(former, serving(after)) == events
-
-
-# --- images ---------------------------------------------------------------------------------
 
 
 def with_image(reports: Reports) -> Reports:

@@ -50,9 +50,6 @@ def tasks(*pods: tuple[int, Manifest]) -> list[Manifest]:
     ]
 
 
-# --- Backfill past a head: ends and capacity ----------------------------------------------------
-
-
 ONE_BEHIND: dict[str, tuple[list[Manifest], list[str]]] = {
     "a group that ends before the head starts is backfilled": (
         [job("head", 4, 50), job("f", 1, 99)],
@@ -150,9 +147,6 @@ def test_the_first_in_line_by_priority_is_the_head() -> None:
     assert ahead(node("n1", 4), high, EASY, *running("r", 3, walltime="100s"), *later) == []
 
 
-# --- Several dimensions -------------------------------------------------------------------------
-
-
 def of_many(name: str, wall_s: int, **requests: Any) -> Manifest:
     return group(name, tasks=tasks((1, requests)), walltime=f"{wall_s}s")
 
@@ -220,9 +214,6 @@ def test_dimensions(case: str) -> None:
     assert ahead(BIG, EASY, *WITH_GPUS, head, follower) == expected
 
 
-# --- Order: shortest ----------------------------------------------------------------------------
-
-
 def test_the_pending_queues_order_decides_which_group_is_tried_first() -> None:
     world = [*running("r", 3, walltime="100s"), job("head", 4, 50)]
     behind = [job("longer", 1, 50), job("shorter", 1, 10)]
@@ -260,9 +251,6 @@ def test_an_array_is_sorted_by_its_walltime() -> None:
     world = [*running("r", 3, walltime="100s"), job("head", 3, 50)]
     array = group("array", 2, 1, minMember=1, walltime="10s")
     assert ahead(node("n1", 4), SHORTEST, *world, job("long", 1, 20), array) == ["array"]
-
-
-# --- Reservations: all --------------------------------------------------------------------------
 
 
 def test_with_one_reservation_the_second_in_line_has_no_reservation() -> None:
@@ -334,9 +322,6 @@ def test_with_all_reservations_and_order_shortest_walltimes_order_the_reservatio
     assert ahead(node("n1", 4), CONSERVATIVE_SHORTEST, *world, *behind) == []
 
 
-# --- Walltimes that were too long ---------------------------------------------------------------
-
-
 def test_the_head_starts_sooner_when_other_groups_end_sooner() -> None:
     world = [job("r", 3, 100, runs_s=30), job("head", 4, 50), job("f", 1, 100, runs_s=20)]
     assert starts(node("n1", 4), EASY, *world) == {"r": 0, "f": 0, "head": 30}
@@ -361,9 +346,6 @@ def test_each_session_makes_a_new_plan() -> None:
         "head": 61,
         "g": 40,
     }
-
-
-# --- Without the action -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("actions", ["enqueue, allocate", "backfill, enqueue, allocate"])

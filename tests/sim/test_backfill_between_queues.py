@@ -34,9 +34,6 @@ def backfill(name: str, **spec: Any) -> Manifest:
     return queue(name, strategy={"type": "Backfill"}, **spec)
 
 
-# --- Limits of queues ---------------------------------------------------------------------------
-
-
 def test_a_queues_capability_is_what_the_head_waits_for() -> None:
     """The nodes have capacity for all groups; the queue has four cpus."""
     world = [node("n1", 100), backfill("q", capability={"cpu": 4})]
@@ -102,9 +99,6 @@ def test_a_head_that_waits_for_max_pod_groups_keeps_one_place() -> None:
     world = [node("n1", 10), backfill("q", maxPodGroups=1)]
     world += [*running("r", 1, queue="q", walltime="100s"), job("head", 1, 50, queue="q")]
     assert ahead(*world, job("f", 1, 10, queue="q")) == []
-
-
-# --- Two queues ---------------------------------------------------------------------------------
 
 
 def test_each_queue_has_its_own_head_and_its_own_plan() -> None:
@@ -233,9 +227,6 @@ def test_the_queue_with_the_lowest_share_is_backfilled_first_after_each_group() 
     assert ahead(*world) == ["a0", "b0", "a1", "b1"]
 
 
-# --- One pending queue for all queues -----------------------------------------------------------
-
-
 def one_line(*manifests: Manifest) -> list[str]:
     return ahead(*manifests, config=NO_QUEUE_ORDER)
 
@@ -258,9 +249,6 @@ def test_in_one_pending_queue_a_strict_head_is_not_passed() -> None:
     world = [node("n1", 4), backfill("a"), queue("s", strategy={"type": "StrictFIFO"})]
     world += [*running("r", 2, queue="a", walltime="100s"), job("head", 4, 50, queue="s")]
     assert one_line(*world, job("f", 1, 10, queue="a")) == []
-
-
-# --- Heads with victims -------------------------------------------------------------------------
 
 
 def test_a_head_with_a_pledge_is_not_passed_by_a_group_that_would_use_its_capacity() -> None:

@@ -34,9 +34,6 @@ def array(name: str, pods: int, wall_s: int) -> Manifest:
     return group(name, pods, 1, minMember=1, walltime=f"{wall_s}s")
 
 
-# --- Arrays and elastic groups ------------------------------------------------------------------
-
-
 def test_an_array_is_backfilled_if_its_first_pod_ends_before_the_head_starts() -> None:
     """Its second pod is in line again, and starts before the head if it ends early enough, too."""
     assert ahead(*FILLED, job("head", 4, 50), array("f", 2, 101)) == []
@@ -122,9 +119,6 @@ def test_min_resources_are_the_amount_that_is_reserved() -> None:
     assert ahead(*world, job("head", 4, 50), modest) == ["f"]
 
 
-# --- External groups ----------------------------------------------------------------------------
-
-
 def test_an_external_group_is_backfilled_by_its_queues_limit_and_needs_no_node() -> None:
     limited = queue("default", strategy={"type": "Backfill"}, capability={"cpu": 4})
     outside = group("f", 1, 1, controller="external", minResources={"cpu": 1}, walltime="100s")
@@ -152,9 +146,6 @@ def test_an_external_group_does_not_use_the_clusters_capacity() -> None:
         status={"phase": "Running", "reservedAt": 0},
     )
     assert ahead(*FILLED, outside, job("head", 4, 50), job("f", 1, 100)) == ["f"]
-
-
-# --- End times ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("wall_s", "expected"), [(30, [(10, ["default/f"])]), (31, [])])
@@ -197,9 +188,6 @@ def test_a_group_admitted_in_the_same_session_ends_its_walltime_from_now() -> No
     world = [node("n1", 4), EASY, job("first", 3, 100), job("head", 4, 50)]
     assert ahead(*world, job("f", 1, 101)) == ["first"]
     assert ahead(*world, job("f", 1, 100)) == ["first", "f"]
-
-
-# --- Nodes --------------------------------------------------------------------------------------
 
 
 def test_a_pod_that_fits_all_nodes_together_but_no_single_one_is_not_admitted() -> None:
@@ -262,9 +250,6 @@ def test_a_nodes_limit_of_pods_counts_too() -> None:
     assert ahead(*world, group("head", 3, 1, walltime="50s"), job("f", 1, 100)) == ["f"]
 
 
-# --- Groups out of line -------------------------------------------------------------------------
-
-
 OUT_OF_LINE: dict[str, Manifest] = {
     "a group with a gate": job("out", 1, 10, schedulingGates=[{"name": "later"}]),
     "a suspended group": job("out", 1, 10, suspend=True),
@@ -311,9 +296,6 @@ def test_a_head_that_its_namespace_refuses_as_well_waits_for_both() -> None:
     assert ahead(*world, job("f", 2, 1000)) == ["red/q", "f"]
 
 
-# --- Checks -------------------------------------------------------------------------------------
-
-
 CHECKED = queue("default", strategy={"type": "Backfill"}, admissionChecks=["c"])
 
 
@@ -334,9 +316,6 @@ def test_a_group_reserved_behind_the_head_starts_when_its_checks_have_passed() -
     )
     assert admitted(came) == [(20, ["default/g"])]
     assert bound(came) == [(20, {"default/g-t-0": "n1"})]
-
-
-# --- Pods without requests ----------------------------------------------------------------------
 
 
 def test_pods_without_requests_of_an_admitted_group_go_wherever_a_place_is_free() -> None:

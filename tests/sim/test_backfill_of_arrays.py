@@ -78,9 +78,6 @@ def test_pods_of_an_elastic_group_are_planned_to_the_end_of_its_walltime() -> No
     assert bound_at(EASY, LONG, HEAD, late) == {150: 6}
 
 
-# --- A running array without a pod on a node -----------------------------------------------------
-
-
 def drained(pods: int, cpu: int, wall_s: int) -> list[Manifest]:
     """Return an array whose first pod has succeeded; the next one waits."""
     status = {"phase": "Running", "startedAt": 0, "admission": 1}

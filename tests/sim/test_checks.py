@@ -55,9 +55,6 @@ def running(name: str, pods: int, *said: str, cpu: int = 1, **spec: object) -> l
     return [group(name, pods, cpu, queue="q", status=status, **spec), *each]
 
 
-# --- Suspended to Prechecked ----------------------------------------------------------------------
-
-
 def test_each_check_stands_unknown_on_a_group_from_its_submission() -> None:
     came = outcome(*TWO, timeline({"at": "5s", "apply": group("g", queue="q")}))
     assert of(came, "g").checks == {"a": "Unknown", "b": "Unknown"}
@@ -110,9 +107,6 @@ def test_a_reservation_stays_while_no_controller_answers() -> None:
     assert came.cycles[-1].time >= 1700
     assert reserved(came) == A
     assert came.queues["q"].reserved["cpu"] == "3"
-
-
-# --- Prechecked to Admitted -----------------------------------------------------------------------
 
 
 def test_with_its_one_check_passed_a_group_is_admitted_and_runs() -> None:
@@ -176,9 +170,6 @@ def test_a_true_check_set_back_to_unknown_leaves_an_admitted_group_alone() -> No
     came = outcome(node("n1", 4), *ONE, group("g", queue="q", runtime="1h"), timeline(*steps))
     assert (admitted(came), evicted(came), requeued(came)) == ([(1, ["default/g"])], [], [])
     assert finished(came) == [(3601, ["default/g"])]
-
-
-# --- Prechecked to Suspended: changes during the checks -------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -268,9 +259,6 @@ def test_nodes_that_change_and_change_back_meanwhile_make_no_difference() -> Non
         ),
     )
     assert (admitted(came), requeued(came)) == ([(5, ["default/g"])], [])
-
-
-# --- Prechecked to Suspended: Retry ---------------------------------------------------------------
 
 
 def test_retry_frees_the_quota_at_once_and_asks_again_after_the_delay() -> None:
@@ -387,9 +375,6 @@ def test_a_retry_costs_a_group_its_place_in_line() -> None:
     assert (of(came, "third").position, of(came, "g").position) == (1, 2)
 
 
-# --- Prechecked to Rejected -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("checks", [ONE, TWO])
 def test_one_reject_is_enough_to_fail_a_group_for_good(checks: list[Manifest]) -> None:
     came = outcome_until(
@@ -421,9 +406,6 @@ def test_checks_of_a_rejected_group_cannot_be_set() -> None:
         timeline(answers(5, "g", "a", "False", "Reject"), answers(6, "g", "a", "True")),
     )
     assert result.endswith("PodGroup default/g is Failed already and no check of it can be set")
-
-
-# --- Admitted, and then a check turns False -------------------------------------------------------
 
 
 def test_retry_requeues_a_running_group_at_once_and_frees_its_quota() -> None:

@@ -63,9 +63,6 @@ def play(*manifests: Manifest, until: int = 100, config: str = ALL) -> WorldOutc
     return outcome_until(until, *CLASSES, LATE, LATER, ANY, *manifests, config=config)
 
 
-# --- Anytime --------------------------------------------------------------------------------------
-
-
 def test_with_every_check_anytime_victims_are_evicted_at_the_reservation() -> None:
     came = play(
         node("n1", 4),
@@ -135,9 +132,6 @@ def test_a_retry_releases_the_pledge_and_the_victim_starts_over() -> None:
     ]
     assert (10, ["default/low"]) in reserved(came), "when its own pods have stopped"
     assert admitted(came) == [(20, ["default/low"])]
-
-
-# --- AfterCheckPassedOrOnDemand -------------------------------------------------------------------
 
 
 def test_a_late_check_prevents_evictions_until_it_has_passed() -> None:

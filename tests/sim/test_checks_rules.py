@@ -53,9 +53,6 @@ def said(phase: str, *answers: tuple[str, Any, str], **more: Any) -> Manifest:
     return {"phase": phase, "checks": checks, **more}
 
 
-# --- The list of the queue ------------------------------------------------------------------------
-
-
 def test_a_check_that_is_added_later_joins_reserved_groups() -> None:
     came = until(
         20,
@@ -133,9 +130,6 @@ def test_checks_of_an_ancestor_join_and_leave_like_those_of_the_queue() -> None:
         timeline(at(1, parent), answers(3, "g", "a", "True"), at(7, queue("p"))),
     )
     assert admitted(came) == [(7, ["default/g"])]
-
-
-# --- Missing and inactive checks ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -218,9 +212,6 @@ def test_an_expired_lease_makes_its_check_inactive_without_any_event() -> None:
     assert [cycle.time for cycle in came.cycles if cycle.time == 10] != []
 
 
-# --- unknownTimeout -------------------------------------------------------------------------------
-
-
 def test_a_check_that_does_not_answer_in_time_counts_as_a_retry() -> None:
     slow = check("s", unknownTimeout="20s", retryDelayMinutes=1)
     came = until(90, slow, asks("s"), timeline(at(7, group("g", queue="q"))))
@@ -282,9 +273,6 @@ def test_a_group_that_reserves_nothing_is_not_timed_out() -> None:
     assert phases(came) == {"g": "Pending"}
 
 
-# --- As many as fit together ----------------------------------------------------------------------
-
-
 def test_only_as_many_groups_are_reserved_as_fit_together_and_those_behind_wait() -> None:
     groups = [group(f"g{place}", 2, queue="q") for place in range(5)]
     came = until(
@@ -338,9 +326,6 @@ def test_behind_reserved_groups_the_strict_head_is_the_first_that_does_not_fit()
     assert reasons(came, "small")[0] == "WaitingForTurn"
 
 
-# --- Suspended and stopped ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("step", "reason", "waits"),
     [
@@ -383,9 +368,6 @@ def test_a_stopped_ancestor_takes_a_reservation_back() -> None:
     assert requeued(came) == [(5, [("default/g", "QueueStopped")])]
 
 
-# --- Without the enqueue action -------------------------------------------------------------------
-
-
 def test_without_enqueue_no_check_is_asked() -> None:
     came = until(20, asks("a"), group("g", queue="q"), config="actions: [allocate]")
     assert admitted(came) == [(0, ["default/g"])]
@@ -402,9 +384,6 @@ def test_with_the_plugin_off_checks_are_kept_and_ignored() -> None:
     )
     assert (reserved(came), admitted(came)) == ([(0, ["default/g"])], [(0, ["default/g"])])
     assert of(came, "g").checks == {"a": "False", "missing": "Unknown"}
-
-
-# --- External groups ------------------------------------------------------------------------------
 
 
 def test_an_external_group_reserves_and_waits_for_its_checks_like_any() -> None:

@@ -22,8 +22,6 @@ from tests.sim.worlds import (
     timeline,
 )
 
-# --- Stated checks are accepted -------------------------------------------------------------------
-
 
 def test_a_pending_group_whose_checks_were_all_stated_as_true_is_admitted_at_once() -> None:
     came = until(20, asks("a"), group("g", queue="q", status=said("Pending", ("a", True, ""))))
@@ -89,9 +87,6 @@ def test_a_retry_whose_delay_is_over_when_it_is_read_requeues_a_group_once() -> 
     assert requeued(came) == [(0, [("default/g", "CheckRetry")])]
     assert reserved(came) == [(0, ["default/g"])]
     assert of(came, "g").checks == {"a": "Unknown"}
-
-
-# --- Refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,6 @@ from tests.sim.worlds import (
 )
 from tests.yaml_text import text_of_all
 
-# --- Rules 1 to 4 again ---------------------------------------------------------------------------
-
 
 def test_a_preemption_that_becomes_necessary_during_the_checks_is_done_when_they_pass() -> None:
     """Another queue has got a guarantee meanwhile, which is not available any more."""
@@ -63,9 +61,6 @@ def test_a_group_whose_checks_have_passed_is_requeued_if_it_may_preempt_no_group
     assert requeued(came) == [(5, [("default/hi", "CapacityCut")])]
     assert (evicted(came), admitted(came)) == ([], [])
     assert of(came, "hi").checks == {"any": "Unknown"}
-
-
-# --- Reserved groups as victims -------------------------------------------------------------------
 
 
 def test_a_reserved_group_is_preempted_and_its_checks_are_cleared() -> None:
@@ -173,9 +168,6 @@ def test_a_preemptor_of_a_class_that_preempts_nothing_reserves_no_victims() -> N
         group("hi", 1, 3, queue="q", priorityClassName="polite"),
     )
     assert (reserved(came), pledged(came)) == ([], [])
-
-
-# --- In one session -------------------------------------------------------------------------------
 
 
 def test_a_reservation_of_this_session_is_undone_without_a_trace() -> None:

@@ -250,9 +250,6 @@ def test_a_gang_that_fits_no_node_evicts_to_free_nodes() -> None:
     assert (5, {"default/a-t-0": "n2"}) in bound(came)
 
 
-# --- Between queues -------------------------------------------------------------------------------
-
-
 def test_a_lending_queue_reclaims_what_it_lent() -> None:
     came = outcome(
         node("n1", 8),

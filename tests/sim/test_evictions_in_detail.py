@@ -21,8 +21,6 @@ from tests.sim.worlds import (
     timeline,
 )
 
-# --- Hygiene and pledges --------------------------------------------------------------------------
-
 
 def test_a_group_that_has_just_started_is_spared_until_min_runtime_is_over() -> None:
     came = outcome(
@@ -110,9 +108,6 @@ def test_a_preemptor_in_a_queue_that_holds_too_much_evicts_in_that_queue_too() -
     )
     assert evicted(came)[0] == (0, [("default/big-t-0", "Preempted")])
     assert phases(came)["claims"] == "Running"
-
-
-# --- Rules of the manual --------------------------------------------------------------------------
 
 
 def test_the_wait_for_victims_does_not_count_as_time_in_queue() -> None:

@@ -115,9 +115,6 @@ def test_every_process_of_a_story_calls_the_server() -> None:
     ]  # fmt: skip
 
 
-# --- the line itself --------------------------------------------------------------------------
-
-
 class Tally:
     """A server that counts the calls that it carries out."""
 

@@ -77,9 +77,6 @@ def ends(future: Future) -> dict[str, int | None]:
     }
 
 
-# --- end times --------------------------------------------------------------------------------
-
-
 def test_a_running_group_ends_when_the_rest_of_its_walltime_is_over() -> None:
     future = ahead(
         a_node(cpu=4),
@@ -168,9 +165,6 @@ def test_later_pods_of_a_gang_end_with_it() -> None:
     assert starts(future)["after"] == [3600]
 
 
-# --- changes under way ------------------------------------------------------------------------
-
-
 def test_a_stopping_pod_releases_its_resources_after_its_grace_period() -> None:
     group, pod = a_running_group("r", cpu=1)
     status = structs.replace(group.status, phase=PodGroupPhase.PENDING, reserved_at=None)
@@ -229,9 +223,6 @@ def test_a_suspended_or_gated_group_waits_and_says_so() -> None:
     reasons = {key: one.waits_for[0].reason for key, one in future.groups.items()}
     assert reasons == {"default/gated": "SchedulingGated", "default/held": "Suspended"}
     assert starts(future) == {"gated": [], "held": []}
-
-
-# --- evictions --------------------------------------------------------------------------------
 
 
 def an_important_preemptor() -> list[Any]:
@@ -312,9 +303,6 @@ def test_a_standing_pledge_is_kept() -> None:
         a_group("early", cpu=2, created=-5, walltime=HOUR),
     )
     assert (starts(future)["top"], future.evictions) == ([29], ())
-
-
-# --- controllers and consumers in virtual time ------------------------------------------------
 
 
 def test_a_check_without_an_answer_keeps_a_group_waiting_and_is_named() -> None:
@@ -411,9 +399,6 @@ def test_a_lease_on_a_silent_node_expires() -> None:
         until_ms=HOUR,
     )
     assert [(one.reason, one.at - NOW) for one in future.evictions] == [("NodeLost", 35_000)]
-
-
-# --- the horizon ------------------------------------------------------------------------------
 
 
 def test_the_look_ahead_stops_at_the_requested_time() -> None:

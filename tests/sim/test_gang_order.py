@@ -28,9 +28,6 @@ def task(name: str, replicas: int, cpu: int, **template: object) -> Manifest:
     return {"name": name, "replicas": replicas, "template": {"requests": {"cpu": cpu}, **template}}
 
 
-# --- The gang ------------------------------------------------------------------------------------
-
-
 def test_a_gang_takes_the_pods_of_the_highest_priority_first() -> None:
     came = outcome(
         node("n1", 2),
@@ -85,9 +82,6 @@ def test_a_gang_includes_such_a_task_when_a_node_for_it_has_come() -> None:
     )
     placed = {pod for _, pods in bound(came) for pod in pods}
     assert {"default/g-gpu-0", "default/g-gpu-1"} <= placed
-
-
-# --- What a running group keeps ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", STRICT)
@@ -175,9 +169,6 @@ def test_the_rest_of_a_drained_array_keeps_its_place_before_a_younger_group(stra
         (90, ["default/array-t-2"]),
         (150, ["default/young-t-0"]),
     ]
-
-
-# --- Pods beyond the gang ------------------------------------------------------------------------
 
 
 def test_pods_beyond_the_gang_are_ordered_by_priority_in_their_queue() -> None:

@@ -55,9 +55,6 @@ def names(found: list[tuple[int, Any]]) -> list[tuple[int, list[str]]]:
     return [(at, sorted(pod.removeprefix("default/g-") for pod in pods)) for at, pods in found]
 
 
-# --- Pods held back -------------------------------------------------------------------------------
-
-
 def test_a_group_with_enough_other_pods_starts_without_its_gated_ones() -> None:
     came = outcome(
         node("n1", 8), group("g", minMember=2, tasks=[task("b", 3, "data"), task("a", 2)])
@@ -133,9 +130,6 @@ def test_gates_of_the_group_and_of_its_pods_are_reported_together_each_once() ->
     assert of(outcome(*world), "g").reasons[0].message == f"{MESSAGE}data"
 
 
-# --- Opening --------------------------------------------------------------------------------------
-
-
 def test_a_step_opens_only_the_gate_of_the_group_if_its_pods_have_one_of_the_same_name() -> None:
     world = (
         node("n1", 8),
@@ -176,9 +170,6 @@ def test_pods_whose_gate_opens_later_take_no_other_pods_place() -> None:
         cycles=3,
     )
     assert names(created(came)) == [(0, ["b-0", "b-1"])]
-
-
-# --- Reservations and demand ----------------------------------------------------------------------
 
 
 def test_a_reservation_is_for_the_pods_that_would_run() -> None:
@@ -260,9 +251,6 @@ def test_a_group_that_permanently_lost_too_many_pods_waits_for_the_gate_of_the_o
     assert names(bound(came))[1:] == [(500, ["a-0", "b-0", "b-1"])]
 
 
-# --- Without the plugin ---------------------------------------------------------------------------
-
-
 def test_with_the_plugin_off_gated_pods_run_and_count_like_any() -> None:
     came = outcome(
         node("n1", 8),
@@ -277,9 +265,6 @@ def test_with_the_plugin_off_gated_pods_run_and_count_like_any() -> None:
         ).shown
         == "Pending"
     )
-
-
-# --- Gates of single pods -------------------------------------------------------------------------
 
 
 def test_a_pod_with_gates_of_its_own_does_not_count_and_another_replaces_it() -> None:
@@ -332,9 +317,6 @@ def test_a_pod_with_a_node_or_past_pending_has_no_gates(status: Any) -> None:
     world = (node("n1", 8), group("g", 2, minMember=2))
     assert refusal(*world, bad) == f"world: Pod default/g-t-0: spec.schedulingGates: {said}"
     assert said in refusal(*world, timeline({"at": 1, "apply": bad}))
-
-
-# --- KEP-3521's own sequence ----------------------------------------------------------------------
 
 
 def test_a_gated_group_is_not_scheduled_for_15_seconds_and_within_5_of_the_opening() -> None:

@@ -81,9 +81,6 @@ def test_a_group_submitted_before_its_queue_had_children_still_adds_demand() -> 
     assert evicted(came) == []
 
 
-# --- All or nothing -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("strategy", ["StrictFIFO", "Backfill"])
 def test_no_part_of_a_heads_request_is_kept_idle(strategy: str) -> None:
     """`wide` asks for more than its queue deserves: the other queue uses what is free."""

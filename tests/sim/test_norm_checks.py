@@ -56,9 +56,6 @@ def checks_of(came: WorldOutcome, name: str) -> dict[str, str]:
     return of(came, name).checks
 
 
-# --- Retry and time -------------------------------------------------------------------------------
-
-
 def test_after_a_retry_groups_submitted_meanwhile_come_first() -> None:
     """A group's queue time is the moment of the requeue after check Retry."""
     came = outcome_until(
@@ -227,9 +224,6 @@ def test_a_rejected_group_has_failed_for_its_dependents() -> None:
     assert reasons(came, "next") == ["DependencyNeverMet"]
 
 
-# --- Limits that change during the checks ---------------------------------------------------------
-
-
 def test_a_strict_head_that_fits_no_empty_ready_node_is_passed() -> None:
     """It loses its reservation with its node, and is out of line until a node comes."""
     came = outcome_until(
@@ -267,9 +261,6 @@ def test_a_preemptor_whose_node_is_lost_takes_other_victims_in_the_same_session(
         "40 admitted hi",
         "40 bound hi-t-0",
     ]
-
-
-# --- A pledge without evictions so far ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,6 @@ def gone(*manifests: Manifest, config: str = ALL) -> list[str]:
     return sorted(item.pod.removeprefix("default/") for item in cycle.evicted)
 
 
-# --- Victims and their order ----------------------------------------------------------------------
-
-
 def test_pods_beyond_min_member_of_an_equal_group_go_before_a_less_important_group() -> None:
     elastic = runs("elastic", 3, minMember=2, prio="high")
     assert gone(node("n1", 4), *elastic, *runs("low"), group("hi", **HI)) == ["elastic-t-2"]
@@ -246,9 +243,6 @@ def test_one_large_victim_serves_two_preemptors_and_a_second_is_spared() -> None
     assert admitted(came) == [(30, ["default/h1", "default/h2"])]
 
 
-# --- preempt --------------------------------------------------------------------------------------
-
-
 def test_a_preemptor_refused_by_its_namespaces_quota_preempts_in_that_namespace() -> None:
     came = play(
         node("n1", 8),
@@ -303,9 +297,6 @@ def test_a_victim_without_a_process_frees_its_capacity_at_once() -> None:
     assert evicted(came) == []
     assert requeued(came)[0] == (0, [("default/waits", "Preempted")])
     assert admitted(came)[0] == (0, ["default/hi"])
-
-
-# --- reclaim --------------------------------------------------------------------------------------
 
 
 def test_an_action_completes_its_victims_by_those_that_the_other_could_take() -> None:
@@ -429,9 +420,6 @@ def test_pods_beyond_the_gang_take_whole_groups_no_larger_than_their_queues_lack
     seven = runs("seven", 7, queue="b")
     assert gone(node("n1", 8), *halves(), *starts, *gangs) == [f"three-t-{i}" for i in range(3)]
     assert gone(node("n1", 8), *halves(), *starts, *seven) == []
-
-
-# --- Pledges and hygiene --------------------------------------------------------------------------
 
 
 def test_under_reclaim_the_preemptors_queue_counts_it_in_full_at_once() -> None:

@@ -43,9 +43,6 @@ def task(name: str, replicas: int, *gates: str, cpu: int = 1, runtime: str = "")
     return {"name": name, "replicas": replicas, "template": template}
 
 
-# --- Gated groups are out of line -----------------------------------------------------------------
-
-
 def test_gates_open_in_any_order_and_the_last_one_releases_the_group() -> None:
     came = outcome(
         node("n1", 1), gated("g", "a", "b"), timeline(opens(10, "g", "b"), opens(20, "g", "a"))
@@ -184,9 +181,6 @@ def test_an_external_group_is_gated_like_any() -> None:
     assert story(came) == ["10 reserved e", "10 admitted e"]
 
 
-# --- Only removed ---------------------------------------------------------------------------------
-
-
 def test_an_edit_may_remove_gates_and_never_add_one() -> None:
     world = [
         node("n1", 1),
@@ -236,9 +230,6 @@ def test_a_gated_group_reserves_nothing_and_the_checks_of_its_last_queue_count()
     )
     assert story(came) == ["10 reserved g", "20 admitted g", "20 bound g-t-0"]
     assert of(came, "g").checks == {"c": "True"}
-
-
-# --- Gates in templates ---------------------------------------------------------------------------
 
 
 def test_a_gated_task_may_have_its_gate_opened_while_the_others_run() -> None:

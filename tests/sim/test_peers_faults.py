@@ -45,9 +45,6 @@ def turns(every: int, many: int) -> Manifest:
     )
 
 
-# --- Preempt --------------------------------------------------------------------------------------
-
-
 def test_while_one_victim_stops_no_other_is_evicted() -> None:
     """kube-batch evicted six pods for one with a grace period of five sessions."""
     came = outcome(
@@ -235,9 +232,6 @@ def test_a_preemptor_without_victims_says_what_it_lacks(why: str) -> None:
     assert [r.message for r in of(came, "hi").reasons] == [
         "needs cpu 2, and the cluster has 0 free (4 of 4 in use)"
     ]
-
-
-# --- Reclaim --------------------------------------------------------------------------------------
 
 
 def test_two_queues_with_endless_demand_stop_evicting_once_they_are_even() -> None:

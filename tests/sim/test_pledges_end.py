@@ -218,9 +218,6 @@ def test_a_gang_of_a_stopped_queue_evicts_no_others_when_its_node_is_cordoned() 
     assert [at for at, _ in evicted(came)] == [0]
 
 
-# --- A group's place --------------------------------------------------------------------------
-
-
 def test_two_preemptors_do_not_wait_for_each_other_over_one_array() -> None:
     """The queue may then hold 2 groups: the array's place is free only when all of it has ended,
     and half of it is pledged to another preemptor already.
@@ -311,9 +308,6 @@ def test_a_preemptor_that_can_take_other_victims_stays_reserved_when_a_node_is_l
         (10, {"default/hi": [*reversed(pods_of("low", 2)), "default/other"]}),
     ]
     assert requeued(came)[0] == (50, [("default/low", "Preempted"), ("default/other", "Preempted")])
-
-
-# --- One instant ------------------------------------------------------------------------------
 
 
 def test_a_pod_started_at_an_instant_is_evicted_at_the_next_one_at_the_earliest() -> None:

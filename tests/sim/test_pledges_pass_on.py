@@ -173,9 +173,6 @@ def test_reclaimed_capacity_is_not_taken_by_its_former_borrowers() -> None:
     assert admitted(came)[:2] == [(35, ["default/one"]), (55, ["default/two"])]
 
 
-# --- Pledges without evictions so far -------------------------------------------------------------
-
-
 @pytest.mark.parametrize("of", ["c", "theirs"], ids=["third queue", "victims' queue"])
 def test_a_pledge_without_evictions_does_not_block_a_more_important_group(of: str) -> None:
     """Its check stays open for half an hour."""

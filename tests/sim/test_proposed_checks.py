@@ -31,9 +31,6 @@ PASSED = [answers(5, "g", "a", "True"), answers(6, "g", "b", "True")]
 PROVISIONS = [check("machines"), queue("cloud", admissionChecks=["machines"])]
 
 
-# --- Two checks, where other tests have one -------------------------------------------------------
-
-
 def test_a_quota_that_is_cut_takes_the_reservation_of_a_group_with_two_checks() -> None:
     came = outcome(
         node("n1", 4),
@@ -60,9 +57,6 @@ def test_a_group_passed_by_both_checks_on_nodes_that_have_changed_is_requeued() 
     assert of(came, "g").phase == "Pending"
 
 
-# --- Defaults -------------------------------------------------------------------------------------
-
-
 def test_the_default_delay_of_a_retry_is_fifteen_minutes() -> None:
     came = outcome_until(
         1000,
@@ -73,9 +67,6 @@ def test_the_default_delay_of_a_retry_is_fifteen_minutes() -> None:
     )
     assert reserved(came) == [(0, ["default/g"]), (905, ["default/g"])]
     assert of(came, "g").checks == {"a": "Unknown", "b": "Unknown"}
-
-
-# --- As many as fit -------------------------------------------------------------------------------
 
 
 def test_a_group_does_not_pass_the_many_others_that_wait_for_their_checks() -> None:
@@ -91,9 +82,6 @@ def test_a_group_does_not_pass_the_many_others_that_wait_for_their_checks() -> N
     assert [(at, len(names)) for at, names in reserved(came)] == [(0, 40)]
     assert reasons(came, "next") == ["WaitingForResources"]
     assert (admitted(came), requeued(came)) == ([], [])
-
-
-# --- Story 1: machines that are ordered once the quota is reserved --------------------------------
 
 
 def test_machines_added_for_a_reserved_group_are_used_when_it_starts() -> None:

@@ -147,9 +147,6 @@ def test_an_admission_that_has_not_started_is_undone_without_loss() -> None:
     ]
 
 
-# --- Number of reclaims ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(usually(4, 12)))
 def test_no_job_is_reclaimed_more_often_than_its_length_has_binary_digits(seed: int) -> None:
     dice = random.Random(seed)

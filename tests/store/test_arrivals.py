@@ -64,9 +64,6 @@ def test_a_changed_group_keeps_its_place_and_a_deleted_one_is_not_taken_up() -> 
     assert taken(arrivals, 3) == ["a", "c"]
 
 
-# --- from a server ----------------------------------------------------------------------------
-
-
 @pytest.fixture
 def leading(redis_store: RedisStore) -> RedisStore:
     """Return a store that takes groups up in turns, after its first list."""

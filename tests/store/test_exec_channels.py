@@ -151,9 +151,6 @@ def test_entries_that_batchq_never_writes_are_passed_over(
     assert user.receive(10) == []
 
 
-# --- requests -------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def bell(redis_store: RedisStore) -> Iterator[WakeUpChannel]:
     made = WakeUpChannel(redis_store.url, "n1")
@@ -196,9 +193,6 @@ def test_a_damaged_channel_of_requests_is_made_again(
         raw.xadd(key, {"a": "b"}, id="18446744073709551615-18446744073709551615")
     open_requests(redis_store.link, "n1")
     assert post_request(redis_store.link, "n1", REQUEST)
-
-
-# --- on a server with users -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

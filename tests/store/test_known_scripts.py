@@ -72,9 +72,6 @@ def refusal_of(store: RedisStore) -> StoreUnavailable:
     return raised.value
 
 
-# --- who loads them ---------------------------------------------------------------------------
-
-
 def test_a_scheduler_loads_every_script_when_one_is_missing(
     guarded: GuardedServer, open_as: Callable[[str], RedisStore]
 ) -> None:
@@ -199,9 +196,6 @@ def test_leases_are_renewed_without_loaded_scripts(
         assert stored.keys() == {b"beat", b"run", b"u-1-0-1"}
         assert 25_000 < int(stored[b"u-1-0-1"]) - worker.now_ms() <= 30_000
         assert 0 < admin.ttl(keys.alive("n1")) <= keys.ALIVE_TTL_S
-
-
-# --- what a call may carry --------------------------------------------------------------------
 
 
 class Caller:

@@ -413,9 +413,6 @@ def test_every_role_is_tried() -> None:
     assert {role for role, _ in USERS.values()} == {role.name for role in ROLES}
 
 
-# --- What a hostile user can still do: tested, so that the documentation stays true ---------------
-
-
 def test_a_submitter_can_write_the_ledger_itself(guarded: GuardedServer) -> None:
     with guarded.as_user("submitter") as client:
         client.hset(keys.LEDGER, "namespace:x cpu", "9")

@@ -19,8 +19,6 @@ from tests.contract.made import put, queue, words, writing
 from tests.daemon.waiting import until
 from tests.harness.sentinels import SERVICE, ReplicatedServer
 
-# --- how it is written --------------------------------------------------------------------------
-
 
 def test_a_url_names_the_sentinels_the_service_and_the_database() -> None:
     url = (
@@ -78,9 +76,6 @@ def test_a_malformed_url_is_refused_before_anything_is_tried(url: str, found: st
 )
 def test_no_password_is_shown(url: str, seen: str) -> None:
     assert shown(url) == seen
-
-
-# --- what may be wrong --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +143,6 @@ def test_the_primary_is_found_though_the_first_sentinel_is_not_there(
     store = open_store(url)
     assert len(store.run_id()) == 40
     store.close()
-
-
-# --- failing over -------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -69,9 +69,6 @@ def test_a_gang_of_several_pods_is_one_job() -> None:
     assert [one.end_s for one in schedule.jobs] == [10, 30]
 
 
-# --- one pass per event ----------------------------------------------------------------------
-
-
 def test_per_event_a_submit_comes_before_unpredicted_ends() -> None:
     jobs = (
         job(1, 0, 2, 100, walltime_s=200),
@@ -101,9 +98,6 @@ def test_per_event_each_end_has_a_pass_of_its_own() -> None:
     assert starts(by_event) == {1: 0, 2: 0, 3: 150, 4: 100}
 
 
-# --- evictions -------------------------------------------------------------------------------
-
-
 def test_an_evicted_job_runs_again_from_the_start() -> None:
     """Both queues deserve two of four cpus; the first took all before the second came."""
     load = a_load(
@@ -127,9 +121,6 @@ def test_an_evicted_job_runs_again_from_the_start() -> None:
     assert schedule.usage[50].used == {"a": {"cpu": 2000.0}, "b": {"cpu": 2000.0}}
     assert schedule.usage[50].waiting == 1
     assert schedule.usage[120].used == {"a": {"cpu": 2000.0}}
-
-
-# --- bounds ----------------------------------------------------------------------------------
 
 
 def test_a_job_that_can_never_run_is_unfinished_and_the_play_ends() -> None:
@@ -157,9 +148,6 @@ def test_an_empty_load_is_played_at_once() -> None:
 def test_a_configuration_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(InvalidInput, match="there is no policy 'lifo'; expected one of fcfs, "):
         strategy_of("lifo")
-
-
-# --- what a play costs -----------------------------------------------------------------------
 
 
 def test_finished_groups_leave_the_store_at_once() -> None:

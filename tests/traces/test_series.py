@@ -62,9 +62,6 @@ def sample(at_s: int, long_s: int = 100, *, waiting: float = 0.0, **cpus: float)
     return Sample(at_s=at_s, long_s=long_s, used=used, waiting=waiting)
 
 
-# --- over time ------------------------------------------------------------------------------
-
-
 def test_lines_begin_with_the_first_submit_and_show_parts_of_the_machine() -> None:
     usage = (sample(5000, a=4), sample(5100, a=1, b=1, waiting=3), sample(5200, waiting=0.5))
     picture = picture_of([schedule(ran(1, submit_s=5000), usage=usage)])
@@ -99,9 +96,6 @@ def test_a_load_that_never_ran_has_lines_without_points() -> None:
     assert picture.sizes == ()
 
 
-# --- waits by size --------------------------------------------------------------------------
-
-
 def test_sizes_fall_into_powers_of_two_and_waits_into_quantiles() -> None:
     waits = [ran(number, wait_s=10 * number, size=3 + number % 2) for number in range(21)]
     picture = picture_of(
@@ -122,9 +116,6 @@ def test_sizes_fall_into_powers_of_two_and_waits_into_quantiles() -> None:
     assert (four.three_quarters, four.high) == (150, 190)
     [one] = picture.sizes[0].runs
     assert (one.low, one.half, one.high) == (7, 7, 7)
-
-
-# --- tenants --------------------------------------------------------------------------------
 
 
 def test_tenants_are_drawn_on_request_and_only_the_six_with_most_work() -> None:
@@ -172,9 +163,6 @@ def test_a_machine_is_divided_by_weight_and_no_tenant_gets_more_than_it_wants() 
     assert shared_out(10, {}, {}) == {}
 
 
-# --- fairness -------------------------------------------------------------------------------
-
-
 def test_the_index_is_one_where_all_are_alike_and_one_nth_where_one_has_all() -> None:
     assert jain([3.0, 3.0, 3.0]) == 1.0
     assert jain([5.0, 0.0, 0.0, 0.0]) == 0.25
@@ -192,9 +180,6 @@ def test_fairness_covers_the_slowdowns_of_tenants_with_finished_jobs() -> None:
     tenants = tenants_of(schedule(*jobs))
     assert [one.mean_bounded_slowdown for one in tenants] == [1.0, 2.0, None]
     assert fairness_of(tenants) == 0.9
-
-
-# --- played loads ------------------------------------------------------------------------
 
 
 def test_a_played_load_fills_every_series() -> None:

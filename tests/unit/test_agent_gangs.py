@@ -221,9 +221,6 @@ def test_pods_that_only_wait_for_their_gangs_are_looked_at_once_a_second() -> No
     assert pauses[-1] == 1_000
 
 
-# --- pods that restart alone ----------------------------------------------------------------------
-
-
 def rejoining(*, phase: PodGroupPhase = PodGroupPhase.RUNNING) -> PodGroup:
     group = the_gang(phase=phase)
     launch = Launch(ports=2, restart="pod")

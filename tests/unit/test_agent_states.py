@@ -88,9 +88,6 @@ def a_dead_pod() -> AgentState:
     return agent
 
 
-# --- the table ----------------------------------------------------------------------------------
-
-
 def test_every_state_is_reachable_and_left() -> None:
     assert {after for after in MOVES.values() if after is not None} == set(PodState)
     assert {before for before, _ in MOVES if before is not None} == set(PodState)
@@ -130,9 +127,6 @@ def test_the_story_of_a_pod_omits_other_pods() -> None:
     start(agent, a_bound_pod(1))
     assert [line for line in agent.story(HERE) if "u1-1-1-1" in line] == []
     assert [line for line in agent.story() if "u1-1-1-1" in line] != []
-
-
-# --- claims -------------------------------------------------------------------------------------
 
 
 def test_a_known_attempt_that_is_delivered_again_is_ignored() -> None:
@@ -237,9 +231,6 @@ def test_a_pod_that_cannot_be_started_is_reported_as_lost() -> None:
     ]
 
 
-# --- ends ---------------------------------------------------------------------------------------
-
-
 def test_the_agent_reports_an_end_that_its_work_horse_hands_over() -> None:
     agent = an_agent()
     start(agent, POD)
@@ -331,9 +322,6 @@ def test_an_attempt_unknown_here_is_lost_only_when_its_lease_is_over() -> None:
     agent.handle(messages.ProcessesEnded(now_ms=11_600, attempts=(HERE,), are_left=False))
     [report] = agent.handle(due_ends_read(granted(POD), lease_ms=-1, now_ms=11_600))
     assert report == messages.ReportEnds((a_report(LOST, replaces_horse=True),))
-
-
-# --- leases ---------------------------------------------------------------------------------
 
 
 def renewed(
@@ -446,9 +434,6 @@ def test_a_claim_that_was_not_applied_in_an_outage_starts_with_its_renewed_lease
     assert started.lease_from == late
 
 
-# --- what the server has on the node ------------------------------------------------------------
-
-
 def listing(
     *pods: Pod, now_ms: int = 1_000, leased: tuple[PodAttempt, ...] = ()
 ) -> messages.NodePodsRead:
@@ -490,9 +475,6 @@ def test_leases_of_attempts_that_are_unknown_here_are_ended() -> None:
     ]
 
 
-# --- drain --------------------------------------------------------------------------------------
-
-
 def signalled(agent: AgentState, count: int, *, now_ms: int) -> list[messages.Instruction]:
     return agent.handle(messages.SignalsReceived(now_ms=now_ms, count=count))
 
@@ -530,9 +512,6 @@ def test_a_draining_agent_gives_back_what_it_has_not_started() -> None:
     assert [end.report.subject for end in report.ends] == ["u1-1-1-1"]
     assert agent.is_drained
     assert agent.handle(listing(POD, now_ms=99_000)) == []
-
-
-# --- unavailable servers ------------------------------------------------------------------------
 
 
 def failing_from(

@@ -84,7 +84,6 @@ def messages(store: MemoryStore, reason: str) -> list[str]:
     return [event.message for event in events if event.reason == reason]
 
 
-# --- The table of transitions ---------------------------------------------------------------------
 #
 #   |                      | gates     | no gates  |
 #   | unscheduled, create  | yes       | yes       |
@@ -197,8 +196,6 @@ def test_another_order_of_gates_is_not_a_change(store: MemoryStore) -> None:
     assert changes.apply(store, turned, now_ms=NOW, uid="u") is None
 
 
-# --- Opening, and who did it ----------------------------------------------------------------------
-
 BOTH = {
     "tasks": [task("a", 1, "data", "x"), task("b", 1, "data")],
     "schedulingGates": [GATE, {"name": "money"}],
@@ -273,8 +270,6 @@ def test_gates_of_a_task_that_an_edit_removes_are_not_recorded_as_opened(
     apply(store, manifest("PodGroup", "g", edited))
     assert stored(store).status.opened_gates == ()
 
-
-# --- Story 4: editing while gated -----------------------------------------------------------------
 
 GATED_BY_GROUP = {"tasks": [task("w", 2)], "schedulingGates": [GATE]}
 GATED_BY_PODS = {"tasks": [task("w", 2, "data")]}

@@ -90,9 +90,6 @@ def stored(store: MemoryStore, name: str) -> Queue:
     return found
 
 
-# --- parents --------------------------------------------------------------------------------
-
-
 def test_a_missing_parent_is_refused_with_the_nearest_name(store: MemoryStore) -> None:
     alone(store, queue("research"))
     error = refusal(store, queue("team", "reserach"))
@@ -174,8 +171,6 @@ def test_the_number_of_queues_is_limited() -> None:
     assert found is not None
     assert found[1].message == "Queue q9998: expected at most 10000 queues, found 10001"
 
-
-# --- consistent amounts ---------------------------------------------------------------------
 
 Tree = list[Object]
 
@@ -355,9 +350,6 @@ def test_a_queue_that_moves_takes_its_guarantee_along(store: MemoryStore) -> Non
     alone(store, queue("a", guarantee={"cpu": 2}), queue("p"))
 
 
-# --- deletion -------------------------------------------------------------------------------
-
-
 def test_a_queue_with_children_cannot_be_deleted(store: MemoryStore) -> None:
     together(store, queue("p"), queue("b", "p"), queue("a", "p"))
     with pytest.raises(Conflict) as caught:
@@ -386,9 +378,6 @@ def test_the_stored_root_can_be_deleted_despite_its_children(store: MemoryStore)
     transaction = changes.delete(store, "Queue", "root", now_ms=NOW)
     assert [(limit.scope, limit.amounts) for limit in transaction.limits] == [("queue:root", None)]
     assert commit(store, transaction) is None
-
-
-# --- groups in a queue that gets children -----------------------------------------------------
 
 
 def test_creating_a_queue_below_a_queue_with_groups_gives_a_warning(store: MemoryStore) -> None:

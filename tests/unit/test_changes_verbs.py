@@ -87,9 +87,6 @@ def put(store: MemoryStore, kind: str, value: PodGroup | Pod) -> None:
     commit(store, Transaction(subject=key, writes=(write,)))
 
 
-# --- cancel ---------------------------------------------------------------------------------
-
-
 def test_a_cancelled_group_is_cancelled_at_once_and_holds_no_reservation(
     store: MemoryStore,
 ) -> None:
@@ -137,9 +134,6 @@ def test_a_missing_group_is_not_found(store: MemoryStore) -> None:
         changes.cancel(store, "default/trian", now_ms=NOW)
     assert caught.value.message == "PodGroup default/trian does not exist"
     assert caught.value.hint == "did you mean default/train?"
-
-
-# --- delete ---------------------------------------------------------------------------------
 
 
 def test_deleting_a_finished_group_deletes_its_pods(store: MemoryStore) -> None:
@@ -269,9 +263,6 @@ def test_pods_cannot_be_deleted_by_users(store: MemoryStore) -> None:
     put_pod(store, PodPhase.RUNNING)
     with pytest.raises(Rejected, match="batchq makes pods"):
         changes.delete(store, "Pod", "uid-of-a-1-0", now_ms=NOW)
-
-
-# --- suspend, gates, nodes, quota -----------------------------------------------------------
 
 
 def test_resume_undoes_suspend(store: MemoryStore) -> None:

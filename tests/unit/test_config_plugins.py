@@ -354,8 +354,6 @@ def test_a_scheduler_assembled_without_a_lookup_of_names_is_refused_too() -> Non
         assemble(config)
 
 
-# --- in a session ----------------------------------------------------------------------------
-
 HOUR = 3_600_000
 
 

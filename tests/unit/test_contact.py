@@ -21,9 +21,6 @@ def silent(decided: Decided) -> list[str]:
     return [intent.node for intent in decided.of(SetNodeReady)]
 
 
-# --- Silence --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("contact_since", "now_ms", "expected"),
     [
@@ -99,9 +96,6 @@ def test_a_node_that_may_be_alive_counts_as_capacity_but_gets_no_pods() -> None:
     assert decided.message("g").endswith(
         "task w: 0/1 nodes fit: 1 not heard of since the server was away"
     )
-
-
-# --- After a restart of the server ----------------------------------------------------------
 
 
 def restarted(*reported: str, now_ms: int = 101_000, forgot: bool = False) -> Decided:

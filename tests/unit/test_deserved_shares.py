@@ -153,9 +153,6 @@ def test_the_order_of_the_parts_does_not_matter(
     assert shuffled == ([plain[0][at] for at in order], plain[1])
 
 
-# --- Shares -----------------------------------------------------------------------------------
-
-
 def test_the_share_is_that_of_the_dominant_dimension() -> None:
     share = share_of({"cpu": 2, "memory": 9}, {"cpu": 4, "memory": 10})
     assert share.rounded() == 0.9

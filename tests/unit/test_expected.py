@@ -84,9 +84,6 @@ def starts(*objects: Any, **more: Any) -> dict[str, float | str]:
     }
 
 
-# --- strategies -----------------------------------------------------------------------------------
-
-
 def a_busy_queue(strategy: Strategy) -> list[Any]:
     """Three of four cpus are in use until 100; `wide` requests all, the groups behind it fewer."""
     return [
@@ -158,9 +155,6 @@ def test_an_estimate_names_the_groups_that_must_end_or_start_first() -> None:
     assert (blocked["second"].at, blocked["second"].behind) == (50_000, "default/first")
 
 
-# --- without a walltime ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("strategy", EVERY)
 def test_a_running_group_without_a_walltime_never_ends(strategy: Strategy) -> None:
     world = [a_node(cpu=4), served(strategy), *runs("r", 4, None), waits("a", 1, 9)]
@@ -225,9 +219,6 @@ def test_a_planned_array_keeps_its_reservation_for_ever() -> None:
     array = a_group("a", 5, cpu=2, walltime=10_000, min_member=1, created=1)
     world = [a_node(cpu=4), *runs("r", 4, 100), array, waits("b", 3, 9)]
     assert starts(*world) == {"a": 100, "b": NEVER}
-
-
-# --- ineligible groups ----------------------------------------------------------------------------
 
 
 def gated(name: str) -> PodGroup:
@@ -326,9 +317,6 @@ def test_a_group_with_a_check_has_no_expected_start_before_and_after_its_reserva
     assert found["waits"].why.startswith("it reserves its quota first, and then: ")
 
 
-# --- nodes ----------------------------------------------------------------------------------------
-
-
 def test_a_group_that_fits_on_no_node_starts_when_a_node_has_enough_free_capacity() -> None:
     found = estimates_of(
         a_node("n1", cpu=2), a_node("n2", cpu=2), *runs("r", 1, 100), waits("a", 2, 9)
@@ -363,9 +351,6 @@ def test_a_group_that_never_fits_on_a_node_has_no_start_and_takes_no_capacity() 
 
 def test_without_nodes_no_group_has_an_expected_start() -> None:
     assert starts(waits("a", 1, 9), waits("b", 1, 9)) == {"a": NEVER, "b": NEVER}
-
-
-# --- several queues -------------------------------------------------------------------------------
 
 
 def test_the_queue_with_the_lowest_share_including_planned_groups_comes_first() -> None:
@@ -430,9 +415,6 @@ def test_in_one_pending_queue_a_strict_group_passes_no_backfilled_head() -> None
         "strict": 130_000,
         "behind": 130_000,
     }
-
-
-# --- priority, bounds, and side effects -----------------------------------------------------------
 
 
 def test_the_group_of_higher_priority_is_planned_first() -> None:

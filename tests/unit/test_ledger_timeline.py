@@ -150,9 +150,6 @@ def test_a_booking_in_a_copied_plan_does_not_change_the_original() -> None:
     assert table.slot(of(session, "g"), MINUTE) == NOW
 
 
-# --- Charges of former pods -----------------------------------------------------------------------
-
-
 def left(name: str, cpu: int, queue: str = "default") -> tuple[PodGroup, Pod]:
     """Return a group that is Pending again, with a pod that terminates within 30 s of NOW."""
     group, pod = a_running_group(name, cpu=cpu, queue=queue)
@@ -209,9 +206,6 @@ def test_a_booking_that_ends_before_the_former_pods_is_not_counted_twice() -> No
     table = LedgerTimeline(session)
     table.book(of(session, "back"), NOW, 10_000)
     assert table.slot(of(session, "g"), MINUTE) == NOW
-
-
-# --- Nodes ----------------------------------------------------------------------------------------
 
 
 def test_free_capacity_spread_over_nodes_does_not_fit_one_pod() -> None:

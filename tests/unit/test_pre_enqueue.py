@@ -109,9 +109,6 @@ def test_one_process_may_run_schedulers_with_and_without_the_plugin() -> None:
     assert decided(with_gates, group).reasons("g") == ["SchedulingGated"]
 
 
-# --- The cost of waiting --------------------------------------------------------------------------
-
-
 def test_the_condition_of_a_gated_group_has_the_message_of_the_kep() -> None:
     done = decide(a_node(cpu=8), a_group("g", scheduling_gates=GATED))
     [scheduled] = [

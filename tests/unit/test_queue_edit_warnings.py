@@ -67,9 +67,6 @@ def stored(store: MemoryStore, name: str) -> Queue:
     return item
 
 
-# --- descriptions of edits ----------------------------
-
-
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -121,9 +118,6 @@ def test_a_new_or_unchanged_queue_has_no_differences(store: MemoryStore) -> None
     assert [(one.effect, one.changes) for one in apply(store, queue("q"))] == [("unchanged", "")]
 
 
-# --- a stop policy missing in the manifest --------------------------
-
-
 def test_a_manifest_without_a_stop_policy_keeps_the_stored_one(store: MemoryStore) -> None:
     apply(store, queue("q", stopPolicy="HoldAndDrain"))
     [one] = apply(store, manifest("Queue", "q", weight=2))
@@ -161,9 +155,6 @@ def test_only_the_stop_policy_is_kept_when_missing(store: MemoryStore) -> None:
     apply(store, manifest("Queue", "a"), manifest("Queue", "b", stopPolicy="None"))
     assert stored(store, "a").spec.stop_policy == "Hold"
     assert stored(store, "b").spec.stop_policy == "None"
-
-
-# --- guarantees above the capacity -------------------------------
 
 
 def with_nodes(store: MemoryStore, *nodes: Any) -> None:
@@ -225,9 +216,6 @@ def test_a_guarantee_of_a_resource_that_no_node_has_gives_a_warning() -> None:
     assert one.sentence() == "gpu 2 is guaranteed in all (q 2), and the ready nodes have 0"
 
 
-# --- capabilities below the usage ------------------
-
-
 def holding(**cpus: int) -> Callable[[], Ledger]:
     return lambda: {f"queue:{name}": {"cpu": 1000 * cpu} for name, cpu in cpus.items()}
 
@@ -254,9 +242,6 @@ def test_a_capability_equal_to_the_usage_or_a_raised_one_gives_no_warning(
     raised = [queue("a", capability={"cpu": 6}), queue("b", capability={"cpu": 3})]
     plan = planned(store, *raised, held=holding(a=6, b=6))
     assert [one.warnings for one in plan.applied] == [(), ()]
-
-
-# --- queues that hold no groups -----------------------------
 
 
 def test_a_group_in_an_inner_queue_is_refused_with_the_names_of_the_leaves(

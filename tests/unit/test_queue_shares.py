@@ -247,9 +247,6 @@ def test_the_demand_of_a_queue_counts_a_reservation_once() -> None:
     assert fair_shares(session).demands["a"] == amounts(cpu=4, pods=1) | {"podgroups": 1000}
 
 
-# --- While a session decides ------------------------------------------------------------------
-
-
 def _admit(session: Session, name: str) -> None:
     group = session.by_key[f"default/{name}"]
     with Statement(session) as statement:
@@ -320,8 +317,6 @@ def test_a_queue_limited_by_its_weight_does_not_deserve_more_for_a_larger_reques
     assert shares.moved == []
     assert _cpu(session) == {"a": 2, "b": 2}
 
-
-# --- kube-batch's own numbers -----------------------------------------------------------------
 
 _GI = 2**30
 

@@ -105,9 +105,6 @@ def test_nothing_is_reclaimed_within_a_queue() -> None:
     assert asked(*queues(), *running("v", cpu=5, queue="a"), CLAIMANT) is False
 
 
-# --- in a tree ------------------------------------------------------------------------------
-
-
 def tree(*, of_org: dict[str, Any] | None = None, of_team: dict[str, Any] | None = None) -> Any:
     """Return a tree of `a` and `org`, whose children are the teams `x` and `y`."""
     return (

@@ -233,9 +233,6 @@ def test_an_ipv6_address_is_bracketed_where_a_port_follows() -> None:
     assert found["DASK_SCHEDULER_ADDRESS"] == "tcp://[fd00::7]:61440"
 
 
-# --- the files ------------------------------------------------------------------------------------
-
-
 def test_the_host_file_names_each_address_once() -> None:
     places = [("n1", "10.0.0.1"), ("n2", "10.0.0.2"), ("n3", "10.0.0.1")]
     peers = [a_peer(rank, node, address) for rank, (node, address) in enumerate(places)]
@@ -256,9 +253,6 @@ def test_the_peers_file_has_all_pods_by_rank() -> None:
         "processes": 2,
         "has_succeeded": False,
     }
-
-
-# --- the gang -------------------------------------------------------------------------------------
 
 
 def test_a_pod_that_has_ended_already_is_still_a_peer() -> None:
@@ -299,9 +293,6 @@ def test_a_loopback_address_beside_others_is_named_with_its_node() -> None:
     )
 
 
-# --- what a pod inherits --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -339,9 +330,6 @@ def test_a_template_may_override_what_a_pod_is_told_except_batchqs_own_variables
     assert (found["BATCHQ_RANK"], found["MASTER_ADDR"]) == ("0", "10.0.0.1")
 
 
-# --- MPI ------------------------------------------------------------------------------------------
-
-
 def test_each_pod_of_an_mpi_gang_is_a_host_with_a_slot_for_each_gpu_or_else_each_cpu() -> None:
     for gpus, slots in ((2, 2), (0, 8)):
         group = a_gang(Launch(style="mpi"), gpus=gpus)
@@ -375,9 +363,6 @@ def test_the_other_pods_of_an_mpi_gang_end_when_pod_0_has_succeeded(tmp_path: Pa
         # Without the pause of its loop, it says whether it would end now.
         once = script.replace("until ", "").partition(";")[0]
         assert (subprocess.run([shell, option, once, path], check=False).returncode == 0) is ends
-
-
-# --- elastic gangs --------------------------------------------------------------------------------
 
 
 def an_elastic_gang(**away: PodPhase | None) -> tuple[PodGroup, dict[str, Pod | None]]:

@@ -52,9 +52,6 @@ def at(second: int, *world: Any, **settings: Any) -> Session:
     return opened(a_node(cpu=8), *world, plugins=("gang",), now_ms=second * SECOND, **settings)
 
 
-# --- minRuntime -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("point", ["preemptable", "reclaimable"])
 def test_a_young_pod_of_an_old_array_is_protected_and_an_old_one_is_not(point: str) -> None:
     session = at(100, *started("v", [0, 80], least=1), min_runtime_ms=30 * SECOND)
@@ -74,9 +71,6 @@ def test_the_protection_of_each_pod_ends_at_a_separate_instant() -> None:
     assert next_due_at(at(100, *world, min_runtime_ms=30 * SECOND)) == 110 * SECOND
     assert next_due_at(at(110, *world, min_runtime_ms=30 * SECOND)) == 120 * SECOND
     assert next_due_at(at(120, *world, min_runtime_ms=30 * SECOND)) is None
-
-
-# --- Runs lost to reclaim -------------------------------------------------------------------------
 
 
 def test_a_group_is_not_reclaimed_before_it_has_run_twice_its_longest_lost_run() -> None:

@@ -17,8 +17,6 @@ from tests.unit.voting import answer, opened, running, some_pods, two_tasks, who
 
 BOTH = ("preemptable", "reclaimable")
 
-# --- gang -----------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("point", BOTH)
 def test_only_pods_beyond_min_member_may_be_evicted_one_by_one(point: str) -> None:
@@ -64,8 +62,6 @@ def test_a_task_keeps_its_min_available_even_if_the_group_has_enough_pods() -> N
     three = some_pods(session, "v", 0, 1, 2, task="work")
     assert answer(session, "preemptable", "c", three) is False
 
-
-# --- priority -------------------------------------------------------------------------------
 
 CLASSES = (a_priority("low", 1), a_priority("mid", 5), a_priority("high", 9))
 
@@ -123,9 +119,6 @@ def test_by_default_a_queue_reclaims_from_none() -> None:
     assert by_class(session, "reclaimable") == (False, False, False)
 
 
-# --- conformance ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("point", BOTH)
 @pytest.mark.parametrize("namespace", ["system", "kube-system"])
 def test_groups_of_system_namespaces_are_not_evicted(point: str, namespace: str) -> None:
@@ -145,9 +138,6 @@ def test_the_protected_namespaces_can_be_configured() -> None:
     )
     assert answer(session, "preemptable", "c", whole(session, "v", "system")) is None
     assert answer(session, "preemptable", "c", whole(session, "w", "ops")) is False
-
-
-# --- minRuntime, whichever plugins are on -----------------------------------------------------
 
 
 def votes(session: Any, point: str = "preemptable") -> bool:
@@ -218,9 +208,6 @@ def test_a_session_runs_when_a_protection_ends() -> None:
     assert next_due_at(session) == 7 * 86_400_000
     session = opened(*world, plugins=("priority",), now_ms=36_000)
     assert next_due_at(session) is None
-
-
-# --- drf ------------------------------------------------------------------------------------
 
 
 def test_drf_agrees_to_extra_pods_while_the_victim_keeps_as_much_as_the_preemptor_gets() -> None:

@@ -53,8 +53,6 @@ class Stage:
         self._names = count(1)
         self._agents: list[subprocess.Popen[bytes]] = []
 
-    # --- agents ---------------------------------------------------------------------------
-
     def start_agent(self, node: str = NODE, **settings: Any) -> subprocess.Popen[bytes]:
         """Start an agent, and return it once its node is ready."""
         agent = self.launch_agent(node, **settings)
@@ -109,8 +107,6 @@ class Stage:
             agent.wait()
         self.report_processor.stop()
         self.relay.close()
-
-    # --- pods -----------------------------------------------------------------------------
 
     def bind(
         self,

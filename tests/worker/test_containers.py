@@ -305,9 +305,6 @@ def test_the_nodes_of_a_gpu_are_found_by_its_uuid(tmp_path: Path) -> None:
     assert nodes(**amd) == ["/dev/kfd", "/dev/dri"]
 
 
-# --- real ones ----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def bwrap() -> None:
     if runtime_labels()["batchq/runtime-bwrap"] != "yes":

@@ -51,9 +51,6 @@ def indices(devices: Sequence[Device] | None) -> list[int] | None:
     return None if devices is None else [one.index for one in devices]
 
 
-# --- which pod gets which -------------------------------------------------------------------
-
-
 def test_whole_gpus_belong_to_one_pod_until_they_are_given_back(make_pool: MakePool) -> None:
     pool = make_pool(gpus(3))
     assert indices(pool.take(A, {"gpu": 2000})) == [0, 1]
@@ -130,9 +127,6 @@ def test_sixteen_gpus_are_chosen_from_without_trying_all_sets(make_pool: MakePoo
     }
     pool = make_pool(gpus(16, links=halves))
     assert indices(pool.take(A, {"gpu": 8000})) == [0, 2, 4, 6, 8, 10, 12, 14]
-
-
-# --- models and MIG -------------------------------------------------------------------------
 
 
 def mixed() -> list[Device]:
@@ -227,9 +221,6 @@ def test_a_gpu_in_mig_mode_stands_for_its_instances(make_pool: MakePool, name: s
     assert pool.offer({}) == {"mig-1g.10gb": 2000, "mig-2g.20gb": 1000, "mig-3g.40gb": 1000}
 
 
-# --- what pods are told ---------------------------------------------------------------------
-
-
 def test_pods_are_told_indices_in_the_order_of_the_buses(make_pool: MakePool) -> None:
     h100 = with_links(parse_nvidia_query(output("h100-query.csv")), output("h100-topo.txt"))
     pool = make_pool(h100)
@@ -277,9 +268,6 @@ def test_pods_are_told_uuids_while_a_device_has_failed(make_pool: MakePool) -> N
     assert taken is not None
     named = pool.variables(taken, by_uuid=False)["CUDA_VISIBLE_DEVICES"]
     assert named == f"{devices[0].id},{devices[2].id}"
-
-
-# --- what is offered ------------------------------------------------------------------------
 
 
 def test_declared_gpus_are_the_first_ones_without_a_tool(make_pool: MakePool) -> None:
@@ -407,9 +395,6 @@ def test_a_pod_that_used_its_device_during_the_check_is_no_stranger(make_pool: M
     users = {one.id: frozenset({7}) for one in devices}
     pool.update(FoundDevices(devices=devices, processes=users))
     assert [one.trouble for one in pool.devices()] == ["", ""]
-
-
-# --- several agents on a machine ------------------------------------------------------------
 
 
 def test_a_device_belongs_to_one_agent(make_pool: MakePool) -> None:

@@ -48,9 +48,6 @@ def install(folder: Path, tool: str, answers: dict[str, str]) -> dict[str, str]:
     return {"PATH": f"{folder}:/usr/bin:/bin"}
 
 
-# --- H100 -----------------------------------------------------------------------------------
-
-
 def test_eight_h100_are_listed_by_pci_bus_with_model_memory_and_use() -> None:
     devices = parse_nvidia_query(output("h100-query.csv"))
     assert [one.index for one in devices] == [0, 1, 2, 3, 4, 5, 6, 7]
@@ -99,9 +96,6 @@ def test_the_whole_machine_is_read_with_three_calls_of_nvidia_smi(tmp_path: Path
     assert found.trouble == ""
 
 
-# --- A100 with MIG --------------------------------------------------------------------------
-
-
 def test_mig_instances_stand_in_for_their_gpu() -> None:
     split = parse_nvidia_query(output("a100-mig-query.csv"))
     devices = with_mig(split, output("a100-mig-list.txt"))
@@ -122,9 +116,6 @@ def test_a_gpu_in_mig_mode_without_an_instance_is_not_offered() -> None:
     last = with_mig(split, output("a100-mig-list.txt"))[-1]
     assert last.id == "GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0"
     assert last.trouble == "in MIG mode, and has no MIG instance"
-
-
-# --- a machine with a dead GPU --------------------------------------------------------------
 
 
 def test_a_dead_gpu_is_listed_by_its_bus_with_what_the_tool_says() -> None:
@@ -180,9 +171,6 @@ def test_a_tool_that_ends_without_a_word_is_trouble(tmp_path: Path) -> None:
 
 def test_a_machine_without_a_tool_has_no_devices_and_no_trouble(tmp_path: Path) -> None:
     assert find_devices({"PATH": str(tmp_path)}) == FoundDevices()
-
-
-# --- MI300X ---------------------------------------------------------------------------------
 
 
 def test_eight_mi300x_are_listed_by_amd_smi() -> None:
@@ -247,9 +235,6 @@ def test_rocm_smi_lists_the_same_devices(tmp_path: Path) -> None:
 )
 def test_an_answer_without_gpus_lists_none(text: str) -> None:
     assert parse_amd_static(text) == parse_rocm(text) == parse_nvidia_query(text) == []
-
-
-# --- all ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -214,9 +214,6 @@ def test_the_next_agent_pulls_what_a_killed_one_has_not(stage: Stage, podman: Fa
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
 
 
-# --- what a pull leaves behind ----------------------------------------------------------------
-
-
 def left_behind(file: Path) -> list[int]:
     """Return the processes whose command line names a file."""
     found = []
@@ -362,8 +359,6 @@ def test_a_pull_that_cannot_be_watched_is_ended(
     assert [one for one in psutil.Process().children() if one not in before] == []
 
 
-# --- apptainer ------------------------------------------------------------------------------------
-
 #: It writes where the image goes and waits, unless the image is the second one.
 APPTAINER = """#!/bin/sh
 folder=$(dirname "$0")
@@ -425,9 +420,6 @@ def test_apptainer_leaves_no_file_of_a_pull_whose_agent_has_ended(
     agent.terminate()
     agent.wait(WITHIN_S)
     assert temporary_files(apptainer) == []
-
-
-# --- a real podman ----------------------------------------------------------------------------
 
 
 PODMAN = shutil.which("podman")

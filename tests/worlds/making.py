@@ -106,8 +106,6 @@ class _Making:
     def _chance(self, of: float) -> bool:
         return self.dice.random() < of
 
-    # --- nodes, classes, configuration --------------------------------------------------------
-
     def _nodes(self) -> None:
         for place in range(self.dice.choice((1, 1, 2, 2, 3, 4))):
             has = {"cpu": self.dice.randint(2, 8)}
@@ -186,8 +184,6 @@ class _Making:
             name = f"line{place}"
             self._add("PodGroup", name, spec, namespace="red", uid=f"uid-{name}", **created)
 
-    # --- queues ---------------------------------------------------------------------------------
-
     def _queues(self) -> None:
         total = {
             name: sum(has.get(name, 0) for has in self.free.values()) for name in self.dimensions
@@ -263,8 +259,6 @@ class _Making:
             preemption["borrowing"] = self.dice.choice((0, 5, 100))
         spec["preemption"] = preemption
         return spec
-
-    # --- groups ---------------------------------------------------------------------------------
 
     def _group(self, name: str, place: int) -> tuple[Manifest, list[Manifest]]:
         dice = self.dice
@@ -367,8 +361,6 @@ class _Making:
             "spec": {"podGroup": of["name"], "task": task, "index": index},
             "status": {"phase": "Running", "node": node, "startedAt": started},
         }
-
-    # --- events from outside ----------------------------------------------------------------------
 
     def _happenings(self) -> list[Manifest]:
         """Sometimes lose a node and let it return."""

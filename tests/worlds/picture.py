@@ -87,8 +87,6 @@ class Picture:
         ]
         self.charges = {uid: self._charge(group) for uid, group in self.groups.items()}
 
-    # --- groups -----------------------------------------------------------------------------------
-
     def pods(self, group: PodGroup) -> Sequence[Pod]:
         return self.snapshot.pods.get(group.metadata.uid, ())
 
@@ -227,8 +225,6 @@ class Picture:
             else:
                 rest.append(one)
         return (needed + rest)[: max(count, len(needed))]
-
-    # --- the ledger -------------------------------------------------------------------------------
 
     def _charge(self, group: PodGroup) -> Amounts:
         """Return live + promise by the documented rules, never more than the store counts."""
@@ -378,8 +374,6 @@ class Picture:
         stated = self.queues[name].spec.guarantee if name in self.queues else {}
         below = total(self.guarantee(child) for child in self.children.get(name, ()))
         return {**below, **stated}
-
-    # --- nodes ------------------------------------------------------------------------------------
 
     def free(self, kept: Mapping[str, Amounts]) -> dict[str, Amounts]:
         """Return node -> the free resources, without the places kept for other groups."""

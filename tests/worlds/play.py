@@ -233,9 +233,6 @@ def failures_of(
         yield from pool.imap(find, seeds, chunksize=10)
 
 
-# --- Smaller worlds -------------------------------------------------------------------------------
-
-
 #: Return what is wrong with a world, if anything.
 Find: TypeAlias = Callable[[Described], Failure | None]
 

@@ -47,8 +47,6 @@ class Rest(Picture):
             ):
                 yield f"{self.key(group)} waits, although limits and nodes would take it"
 
-    # --- groups in line ---------------------------------------------------------------------------
-
     def _is_out_of_line(self, group: PodGroup) -> bool:
         """Return whether a group waits for something other than capacity."""
         spec, status = group.spec, group.status
@@ -118,8 +116,6 @@ class Rest(Picture):
     @cached_property
     def _pledges(self) -> list[PodGroup]:
         return [one for one in self.groups.values() if one.status.pledge.stands]
-
-    # --- groups that could start ------------------------------------------------------------------
 
     def _could_start(self, group: PodGroup) -> bool:
         """Check rules 2 to 4 for a Pending group, as if no other group waited."""
@@ -196,8 +192,6 @@ class Rest(Picture):
         needed = {one.name for one in self.lacking(group, there, stopping)}
         return [one for one in waiting if one.name in needed]
 
-    # --- groups that keep others back -------------------------------------------------------------
-
     def _is_kept_back(self, group: PodGroup) -> bool:
         """Return whether a group that waits for running pods may keep this one back."""
         return any(self._keeps_back(other, group) for other in self._waiting_for_ends)
@@ -270,8 +264,6 @@ class Rest(Picture):
         """Return whether the group has waited long enough to have nodes held for it."""
         since = group.metadata.creation_timestamp or 0
         return since + self._config.settings.in_queue_timeout_ms // 2 <= self.now_ms
-
-    # --- pods of admitted groups ------------------------------------------------------------------
 
     def _wrong_with_pods_of(self, group: PodGroup) -> Iterator[str]:
         if self._is_a_victim(group):

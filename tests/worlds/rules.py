@@ -37,9 +37,6 @@ def evictions(session: Session) -> list[intents.Evict]:
     return [intent for intent in session.intents if isinstance(intent, intents.Evict) and intent.by]
 
 
-# --- After every session --------------------------------------------------------------------------
-
-
 def no_limit_is_exceeded(before: Session, after: Session) -> None:
     """In every scope the ledger is at most the limit, unless it exceeded the limit before."""
     for scope, sums in after.ledger.sums.items():
@@ -265,9 +262,6 @@ AFTER_EVERY_SESSION = (
 )
 
 
-# --- When the world is at rest --------------------------------------------------------------------
-
-
 def no_group_waits_for_free_capacity(last: Session) -> None:
     """Work conservation: no group in line could be admitted, and no waiting pod could be bound."""
     for group in last.groups.values():
@@ -337,9 +331,6 @@ AT_REST = (
     no_pledge_is_left,
     running_groups_say_why_more_pods_wait,
 )
-
-
-# --- Over the sessions of a world -----------------------------------------------------------------
 
 
 _BY_THE_CLOCK = frozenset({"InQueueTimeout", "RecoveryTimeout", "Unschedulable"})

@@ -144,8 +144,6 @@ class _Making:
     def _at(self, latest: int = 120) -> str:
         return f"{self.dice.randint(1, latest)}s"
 
-    # --- nodes, queues, limits --------------------------------------------------------------------
-
     def _nodes(self) -> None:
         dice = self.dice
         for place in range(dice.choice((1, 2, 2, 3, 4, 5))):
@@ -237,8 +235,6 @@ class _Making:
         if self._chance(0.1):
             config["evictionBudget"] = {"pods": self.dice.randint(1, 4)}
         return config
-
-    # --- groups -----------------------------------------------------------------------------------
 
     def _group(self, name: str) -> None:
         dice = self.dice

@@ -341,8 +341,6 @@ class NodeRefusals:
             alike[wanted] = None
         return verdict
 
-    # Equivalence classes that are parked for lack of nodes ----------------------------------------
-
     def sleep(self, peers: EquivalenceClass, wanted: Wanted) -> None:
         """Park an equivalence class until nodes may take its gangs."""
         self._parked.setdefault(wanted, {})[peers] = None

@@ -321,8 +321,6 @@ class FairShares:
         self.deserved[queue][resource] = units
         self.moved.append(queue)
 
-    # Growing demand -------------------------------------------------------------------------------
-
     def grow(self, queue: str, more: Amounts) -> None:
         """Raise a leaf's demand, at the cost of its path and of the queues that change."""
         steps = []

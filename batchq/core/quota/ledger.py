@@ -147,8 +147,6 @@ class LedgerView:
         #: Rises with every change; equal versions give equal answers.
         self.version = 0
 
-    # Across sessions ------------------------------------------------------------------------------
-
     def go_by(self, limits: Mapping[str, Amounts], tree: QueueTree) -> None:
         """Replace the limits, and the guarantees of the same tree; the sums stay."""
         self.limits, self.tree = limits, tree
@@ -175,8 +173,6 @@ class LedgerView:
             self._move(scope, before, {})
         del self.holding[group.queue][group.uid]
         self.version += 1
-
-    # Charges --------------------------------------------------------------------------------------
 
     def charged(self, group: GroupState) -> Amounts:
         """Return the charge of a group in scopes where nothing is pledged to it."""
@@ -312,8 +308,6 @@ class LedgerView:
         for name, units in self.tree.guarantee(ROOT).items():
             unused[""][name] = units
         return unused if any(unused.values()) else {}
-
-    # Limits ---------------------------------------------------------------------------------------
 
     def add_head_reservation(self, head: GroupState, amounts: Amounts, against: Against) -> None:
         """Reserve these amounts for the head of a queue for the rest of the session."""

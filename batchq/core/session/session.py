@@ -441,8 +441,6 @@ class Session:
         for line in self.lines():
             line.order_by(self.group_key)
 
-    # State of other modules -----------------------------------------------------------------------
-
     def get(self, key: StateKey[T]) -> T:
         """Return the value of a key, creating it if necessary."""
         found: T | None = self._parts.get(key)
@@ -478,8 +476,6 @@ class Session:
         self.by_key = carried.by_key
         self.queues = carried.queues
         self.ledger = carried.ledger
-
-    # Plugins --------------------------------------------------------------------------------------
 
     def refusals_at(self, point: str, group: GroupState) -> list[Verdict]:
         """Return all refusals of all plugins at `preEnqueue`, `admissible` or `permit`."""
@@ -557,8 +553,6 @@ class Session:
         """Return the sort key of a pod in its group: the plugins' keys, then task, then index."""
         keys = tuple(entry.function(self, group, pod) for entry in self.plugins.points["podOrder"])
         return (*keys, group.shape_of(pod).first, pod.spec.index)
-
-    # Decisions ------------------------------------------------------------------------------------
 
     def refuse(self, group: GroupState, verdicts: Iterable[Verdict]) -> None:
         """Store the verdicts on a waiting group, ranked."""

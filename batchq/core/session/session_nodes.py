@@ -241,8 +241,6 @@ class SessionNodes:
         self._most_free: dict[str, tuple[int, str]] = {}
         self._most_free_at = -1
 
-    # Changes --------------------------------------------------------------------------------------
-
     def take_pod(self, node: NodeState, shape: TaskShape) -> None:
         """Take what a pod of this shape takes off a node."""
         if shape.sharing is None:
@@ -283,8 +281,6 @@ class SessionNodes:
         node.put_back(amounts)
         self.changes.append(node.name)
 
-    # Places of gangs ------------------------------------------------------------------------------
-
     def take_places(self, places: KeptPlaces) -> None:
         """Take the requests of a gang's pods off their nodes."""
         for shape, nodes in places.parts:
@@ -322,8 +318,6 @@ class SessionNodes:
         places = self.kept.pop(uid)
         self.give_places(places)
         return places
-
-    # Holds ----------------------------------------------------------------------------------------
 
     def hold(self, uid: str, amounts: dict[str, Amounts]) -> None:
         """Hold amounts by node for a group, until the session ends."""
@@ -375,8 +369,6 @@ class SessionNodes:
             for name, amounts in by_node.items():
                 found[name] = plus(found.get(name, {}), amounts)
         return found
-
-    # Totals ---------------------------------------------------------------------------------------
 
     def known_when_empty(self) -> EmptyNodes:
         """Return the nodes seen within a day, as if they were empty."""

@@ -212,8 +212,6 @@ class GroupState:
         #: The configuration generation (batchq.core.eligibility) in which it was eligible.
         self.in_line_at: object = None
 
-    # Identity -------------------------------------------------------------------------------------
-
     @property
     def order(self) -> UidOrder:
         """Return the sort key of its uid, the last criterion of every order."""
@@ -279,8 +277,6 @@ class GroupState:
     def has_all_placed(self) -> bool:
         """Return whether each of its pods has a node that it may keep, or has succeeded."""
         return sum(self.placed.values()) >= self.replicas
-
-    # Pods -----------------------------------------------------------------------------------------
 
     @property
     def live_pods(self) -> dict[str, Pod]:

@@ -56,8 +56,6 @@ class Statement:
         while self._undo:
             self._undo.pop()()
 
-    # Basic changes --------------------------------------------------------------------------------
-
     def also_undo(self, undo: Callable[[], None]) -> None:
         """Register another function to be called if the changes are undone."""
         self._undo.append(undo)

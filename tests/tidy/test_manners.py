@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.tidy.source import LIBRARY, ROOT, dotted, nodes, place, python_files, report
+from tests.tidy.source import ROOT, dotted, nodes, place, python_files, report
 
 CATCH_ALLS = {"", "Exception", "BaseException"}
 #: A directive for a linter is not a reason.

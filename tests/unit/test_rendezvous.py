@@ -324,7 +324,7 @@ def test_a_template_may_override_what_a_pod_is_told_except_batchqs_own_variables
     group = a_gang()
     task = a_task("chief", env={"OMP_NUM_THREADS": "1", "BATCHQ_RANK": "7", "MASTER_PORT": "5"})
     found = pod_environment(
-        {}, the_pods(group)[0], group, task, visible={}, stop_file=Path("/stop"), launch=told(0)
+        {}, the_pods(group)[0], group, task, visible={}, stop_file="/stop", launch=told(0)
     )
     assert (found["OMP_NUM_THREADS"], found["MASTER_PORT"]) == ("1", "5")
     assert (found["BATCHQ_RANK"], found["MASTER_ADDR"]) == ("0", "10.0.0.1")

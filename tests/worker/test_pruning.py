@@ -61,7 +61,7 @@ def test_a_starting_agent_removes_stray_files_of_former_pods(tmp_path: Path) -> 
     files.occupy()
     files.write(RunFile(pod="u-1-0", attempt=1, horse=1, horse_started_ms=1))
     files.write_stop("u-1-1", 1, "Preempted")
-    files.unsent_file("u-1-2", 1).write_bytes(b"")
+    Path(files.unsent_file("u-1-2", 1)).write_bytes(b"")
     (tmp_path / "u-1-3-1.json").write_text("{torn")
     files.forget_all()
     files.release()

@@ -82,7 +82,7 @@ def test_forgetting_an_attempt_removes_all_its_files(files: RunFiles, tmp_path: 
     files.write(a_run(1))
     files.write_stop("u-1-0", 1, "Preempted")
     (tmp_path / "u-1-0-1.draft").write_text("{torn")
-    files.unsent_file("u-1-0", 1).write_text("output")
+    Path(files.unsent_file("u-1-0", 1)).write_text("output")
     files.forget("u-1-0", 1)
     assert list(tmp_path.iterdir()) == []
 

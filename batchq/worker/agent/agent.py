@@ -408,10 +408,14 @@ class Agent:
         if monotonic_ms() < self._away_until or self._has_leftovers:
             return
         try:
-            self._listener.listen()
-            if not self._state.is_draining:
-                self._take_jobs()
-            self._handle(ClaimsDue(now_ms=monotonic_ms()))
+            try:
+                if not self._state.is_draining:
+                    self._take_jobs()
+                self._handle(ClaimsDue(now_ms=monotonic_ms()))
+            finally:
+                # Last, because a pod may wait for the others. Nothing is missed: the channel keeps
+                # what is sent meanwhile.
+                self._listener.listen()
         except StoreUnavailable as trouble:
             if is_damaged(trouble):
                 self._slots.delete_damaged()

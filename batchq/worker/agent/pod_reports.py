@@ -10,8 +10,10 @@ older file, receives the report again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from msgspec import structs
@@ -285,10 +287,12 @@ class PodReports:
     def _send_unsent(self, attempt: PodAttempt) -> None:
         """Send the output that a work-horse could not send."""
         uid, number = attempt.pod, attempt.attempt
-        send_unsent(
-            self._files.unsent_file(uid, number),
-            lambda stream, data: self._store.append_log(self._node, uid, number, stream, data),
-        )
+        path = self._files.unsent_file(uid, number)
+        if os.path.exists(path):  # noqa: PTH110 - runs for each pod; pathlib is slower
+            send_unsent(
+                Path(path),
+                lambda stream, data: self._store.append_log(self._node, uid, number, stream, data),
+            )
 
     def _read_ended(self, instruction: ReadEndedPods) -> AgentEvent:
         pods = pods_of(instruction.pods, self._store.get_many("Pod", instruction.pods))

@@ -171,10 +171,10 @@ def _stand_by() -> bool:
 
 
 def _warm_up() -> None:
-    """Touch the memory pages that every import touches, by one that leaves nothing behind.
-
-    It runs no code of a pod: only the standard library is searched.
+    """Touch the memory pages that every call touches: those of the environment, and of an import
+    which leaves nothing behind and runs no code of a pod, as it searches the standard library only.
     """
+    os.environb.update(dict(os.environb))
     path, sys.path[:] = sys.path[:], [os.path.dirname(os.__file__)]  # noqa: PTH120
     with suppress(ImportError):
         _kept.append(importlib.import_module(_SMALL))

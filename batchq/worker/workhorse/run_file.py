@@ -131,9 +131,9 @@ class RunFiles:
         if self._lock is not None:
             self._lock.close()
 
-    def stop_file(self, pod: str, attempt: int) -> Path:
+    def stop_file(self, pod: str, attempt: int) -> str:
         """Return the path from which a pod reads why it is being stopped."""
-        return self._directory / f"{pod}-{attempt}{_STOP}"
+        return f"{self._directory}/{pod}-{attempt}{_STOP}"
 
     def write_token(self, pod: str, attempt: int, text: str) -> Path:
         """Write the token of an attempt to a file of its own, which only this user may read; return
@@ -152,9 +152,9 @@ class RunFiles:
         """Return the report of an attempt's container, not yet written. Raise OSError."""
         return StartReport(f"{self._directory}/{pod}-{attempt}{_STARTED}", self.reader)
 
-    def unsent_file(self, pod: str, attempt: int) -> Path:
+    def unsent_file(self, pod: str, attempt: int) -> str:
         """Return the path of the output that could not be sent."""
-        return self._directory / f"{pod}-{attempt}.unsent"
+        return f"{self._directory}/{pod}-{attempt}.unsent"
 
     def write_peers(self, pod: str, attempt: int, peers: Sequence[Peer]) -> RendezvousFiles:
         """Write the host file and the peers file of an attempt. Raise OSError."""
@@ -212,7 +212,7 @@ class RunFiles:
 
     def write_stop(self, pod: str, attempt: int, reason: str) -> None:
         """Write the reason to the stop file."""
-        path = self.stop_file(pod, attempt)
+        path = Path(self.stop_file(pod, attempt))
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             draft = path.with_suffix(_STOP_DRAFT)

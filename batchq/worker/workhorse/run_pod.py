@@ -14,7 +14,7 @@ import select
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import cached_property
@@ -192,8 +192,16 @@ def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
         while True:
             HARNESS.set((harness, signals, control))
             attempt = harness.start.attempt
-            run_pod(attempt.pod, attempt.attempt)
-            order = _next_order(signals, control, functions.fork_ahead)
+            outcome = run_pod(attempt.pod, attempt.attempt)
+            # The next pod may wait for this, and for nothing of what follows.
+            has_agent = _announce_end(control)
+            if outcome is not None:
+                how = {"exit_code": outcome.exit_code, "stopped": outcome.stopped}
+                log.info("pod ended", pod=attempt.pod, attempt=attempt.attempt, **how)
+            if not has_agent:
+                return
+            functions.fork_ahead()
+            order = _next_order(signals, control)
             if order is None:
                 return
             harness = structs.replace(
@@ -204,18 +212,19 @@ def serve(harness: Harness, signals: Signals, control: socket.socket) -> None:
         enclosure.close()
 
 
-def _next_order(
-    signals: Signals, control: socket.socket, prepare: Callable[[], None]
-) -> RunOrder | None:
-    """Announce the end of a pod, prepare for the next, and return its order; None if none comes."""
+def _announce_end(control: socket.socket) -> bool:
+    """Tell the agent that it may send the next order; return whether there is an agent."""
+    # If it is gone, the send fails with a broken pipe, or with a reset if the last byte is unread.
+    with suppress(BrokenPipeError, ConnectionResetError):
+        return control.send(b".") > 0
+    return False
+
+
+def _next_order(signals: Signals, control: socket.socket) -> RunOrder | None:
     poll = select.poll()
     poll.register(control.fileno(), select.POLLIN)
     poll.register(signals.fileno(), select.POLLIN)
-    # If the agent is gone, the send fails with a broken pipe, or with a reset if the last byte is
-    # unread.
     with suppress(BrokenPipeError, ConnectionResetError):
-        control.send(b".")
-        prepare()
         while not (signals.count(KILL_SIGNAL) or signals.count(STOP_SIGNAL)):
             readable = {descriptor for descriptor, _ in poll.poll()}
             if control.fileno() in readable:
@@ -229,13 +238,15 @@ def _next_order(
 
 
 @entry_point.register
-def run_pod(uid: str, attempt: int) -> None:
-    """Run one claimed attempt of a pod, up to the report of its end. Raise NotEnded."""
+def run_pod(uid: str, attempt: int) -> PodOutcome | None:
+    """Run one claimed attempt of a pod, up to the report of its end; return its outcome, None if
+    it could not be reported or the attempt is superseded. Raise NotEnded.
+    """
     harness, signals, control = HARNESS.get()
     structlog.contextvars.bind_contextvars(pod=uid, attempt=attempt)
     horse = WorkHorse(harness, signals, control)
     try:
-        horse.run()
+        return horse.run()
     finally:
         horse.close()
         structlog.contextvars.unbind_contextvars("pod", "attempt")
@@ -289,8 +300,8 @@ class WorkHorse:
             boot=harness.boot or own_boot(),
         )
 
-    def run(self) -> None:
-        """Run the pod and report its end. Raise NotEnded."""
+    def run(self) -> PodOutcome | None:
+        """As `run_pod`."""
         outcome = self._outcome(self._pod, self._group)
         if self._left:
             self._write_run_file(outcome=outcome)
@@ -299,8 +310,8 @@ class WorkHorse:
         if outcome is None:
             log.warning("pod superseded")
             self._forget()
-        else:
-            self._report(outcome)
+            return None
+        return outcome if self._report(outcome) else None
 
     def close(self) -> None:
         """Close the connection, if there is one; the next request opens another."""
@@ -677,14 +688,15 @@ class WorkHorse:
         )
         self._files.write(self._run)
 
-    def _report(self, outcome: PodOutcome) -> None:
-        """Report the end, with retries; what cannot be reported stays in the run file."""
+    def _report(self, outcome: PodOutcome) -> bool:
+        """Report the end, with retries, or leave that to the agent; return whether it was possible.
+        What cannot be reported stays in the run file.
+        """
         if self._may_hand_over():
             if self._messenger is not None and self._messenger.rest():
                 self._keep_unsent()
             self._write_run_file(outcome=outcome, hands_over=True)
-            log.info("pod ended", exit_code=outcome.exit_code, stopped=outcome.stopped)
-            return
+            return True
         self._write_run_file(outcome=outcome)
         since = monotonic_ms()
         backoff = Backoff(first_ms=_RETRY_FIRST_MS, longest_ms=_RETRY_MAX_MS)
@@ -696,13 +708,12 @@ class WorkHorse:
                 self._keep_unsent()
                 if monotonic_ms() - since >= self._patience_ms():
                     log.warning("end not reported", trouble=trouble.message)
-                    return
+                    return False
                 self._signals.wait(backoff.next_ms() / 1000)
                 continue
             self._outage.succeeded()
-            log.info("pod ended", exit_code=outcome.exit_code, stopped=outcome.stopped)
-            reporter.keep_unsent(self._files.unsent_file(self._uid, self._attempt), ())
-            return
+            reporter.keep_unsent(Path(self._files.unsent_file(self._uid, self._attempt)), ())
+            return True
 
     def _may_hand_over(self) -> bool:
         """Return whether the agent is to report the end.
@@ -742,7 +753,7 @@ class WorkHorse:
     def _keep_unsent(self) -> None:
         """Write the unsent output to a file, from which the agent sends it if this process dies."""
         if self._messenger is not None:
-            path = self._files.unsent_file(self._uid, self._attempt)
+            path = Path(self._files.unsent_file(self._uid, self._attempt))
             reporter.keep_unsent(path, self._messenger.rest())
 
     def _patience_ms(self) -> int:

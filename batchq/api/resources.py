@@ -174,6 +174,8 @@ _SUFFIX = {
 _GRAMMAR = re.compile(
     r"([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:([eE][+-]?[0-9]{1,2})|([A-Za-z]{0,2}))"
 )
+#: Memory as people write it elsewhere: `8GB`, `8g`, `1.5 GiB`.
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt])i?b?", re.IGNORECASE)
 
 
 def units_per_whole(resource: str) -> int:
@@ -195,7 +197,9 @@ def parse_quantity(resource: str, written: str | int | float) -> int:
         shown = text if len(text) <= 40 else text[:37] + "..."
         if text.startswith("-"):
             raise ValueError(f"expected a quantity of zero or more, found {shown!r}")
-        raise ValueError(f"expected a quantity such as 500m, 2 or 64Gi, found {shown!r}")
+        size = _SIZE.fullmatch(shown) if resource == MEMORY else None
+        meant = f"; did you mean {size[1]}{size[2].upper()}i?" if size else ""
+        raise ValueError(f"expected a quantity such as 500m, 2 or 64Gi, found {shown!r}{meant}")
     number = Decimal(match[1] + (match[2] or "")) * _SUFFIX[match[3] or ""]
     units = int((number * units_per_whole(resource)).to_integral_value(ROUND_CEILING))
     if units > LARGEST:

@@ -532,6 +532,16 @@ TABLE = [
         "expected a quantity such as 500m, 2 or 64Gi, found 'many'",
         (*SUBMIT, "--cpus", "many", *CMD),
     ),
+    *(
+        Bad(
+            f"memory written as {written}",
+            2,
+            f"memory: expected a quantity such as 500m, 2 or 64Gi, found '{written}'; did you mean"
+            f" {meant}?",
+            (*SUBMIT, "--mem", written, *CMD),
+        )
+        for written, meant in (("8GB", "8Gi"), ("8g", "8Gi"), ("1.5 GiB", "1.5Gi"), ("9mb", "9Mi"))
+    ),
     Bad(
         "a walltime that is no duration",
         2,

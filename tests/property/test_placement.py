@@ -18,7 +18,7 @@ from batchq.api.reasons import Verdict, Waiting
 from batchq.assembly import assemble
 from batchq.config import PluginEntry, SchedulerConfig
 from batchq.core.extension import POINTS
-from batchq.core.placement import placement
+from batchq.core.placement import node_matrix, placement
 from batchq.core.placement.node_matrix import NODE_ROWS, RowRanking
 from batchq.core.placement.node_order import Judge, rank_of
 from batchq.core.placement.placement import (
@@ -38,12 +38,19 @@ from tests.builders import Decided, a_group, a_node, a_pod, a_snapshot, a_task, 
 from tests.property.worlds import dump
 
 
-@pytest.fixture(params=[1, 1_000], ids=["by columns", "one by one"], autouse=True)
+@pytest.fixture(
+    params=[(1, 2), (1, 1_000), (1_000, 1_000)],
+    ids=["many pods by columns", "by columns", "one by one"],
+    autouse=True,
+)
 def sizes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each way to rank nodes is taken for few nodes and for many; here both are for few."""
-    former, placement.MANY_NODES = placement.MANY_NODES, request.param
+    """Each way to rank nodes is taken for few nodes and for many, or few pods and many; here all
+    are for few.
+    """
+    former = placement.MANY_NODES, node_matrix.MANY_PODS
+    placement.MANY_NODES, node_matrix.MANY_PODS = request.param
     yield
-    placement.MANY_NODES = former
+    placement.MANY_NODES, node_matrix.MANY_PODS = former
 
 
 _SCORES = ("leastAllocated", "mostAllocated", "balancedAllocation", "binpack")

@@ -297,7 +297,9 @@ def _admit_following(
         return
     if not nodes_decide(session) or growing.above(group):
         return
-    alike = list(takewhile(lambda one: _needs_no_permit(session, one), line.following_alike()))
+    alike = line.following_alike()
+    if session.plugins.points["permit"]:
+        alike = list(takewhile(lambda one: not session.refusals_at("permit", one), alike))
     places = seek_alike(session, alike) if alike else []
     if not places:
         return
@@ -308,10 +310,6 @@ def _admit_following(
     for one, found in zip(admitted, places, strict=True):
         session.nodes.keep_taken(one.uid, found)
     line.skip(len(admitted))
-
-
-def _needs_no_permit(session: Session, group: GroupState) -> bool:
-    return not session.refusals_at("permit", group)
 
 
 def _judge(

@@ -398,6 +398,14 @@ class Ordered(Generic[T]):
             return None
         return self._keys[place], self._items[place]  # type: ignore[return-value]
 
+    def run(self, place: int, most: int, before: Any) -> list[T]:
+        """Return up to `most` items from an index on, with keys below `before` (None: any key)."""
+        return self._items[place : self._end_of(place, most, before)]  # type: ignore[return-value]
+
+    def _end_of(self, place: int, most: int, before: Any) -> int:
+        end = min(place + most, len(self._keys))
+        return end if before is None else bisect_left(self._keys, before, min(place, end), end)
+
     def pairs_backwards(self) -> Iterator[tuple[Any, T]]:
         """Return every key with its item, highest first."""
         for place in range(len(self._keys) - 1, self._start - 1, -1):

@@ -256,16 +256,10 @@ class PendingIterator:
 
     def following(self, most: int) -> list[GroupState]:
         """Return up to `most` members of the last group's class that come next."""
-        found: list[GroupState] = []
         if self.peers is None:
-            return found
-        members, before = self.peers.members, self._heap[0][0] if self._heap else None
-        for place in range(self._place + 1, self._place + 1 + most):
-            one = members.at(place)
-            if one is None or (before is not None and one[0] >= before):
-                break
-            found.append(one[1])
-        return found
+            return []
+        before = self._heap[0][0] if self._heap else None
+        return self.peers.members.run(self._place + 1, most, before)
 
     def skip(self, count: int) -> None:
         """Go on after the first groups of `following`, as if `next` had returned each."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from operator import itemgetter
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from batchq.api.objects import PodGroup, PodGroupStatus
 from batchq.core.chunks import Ordered, uid_order
@@ -164,6 +164,9 @@ class Members(Ordered[GroupState]):
             return None
         return self._keys[place], self._state(place)
 
+    def run(self, place: int, most: int, before: Any) -> list[GroupState]:
+        return list(map(self._state, range(place, self._end_of(place, most, before))))
+
     def pairs_backwards(self) -> Iterator[tuple[Any, GroupState]]:
         places = range(len(self._keys) - 1, self._start - 1, -1)
         return ((self._keys[place], self._state(place)) for place in places)
@@ -172,7 +175,8 @@ class Members(Ordered[GroupState]):
         item: Any = self._items[place]
         if type(item) is tuple:
             item = self._items[place] = self._groups[item[1].metadata.uid]
-        return cast(GroupState, item)
+        state: GroupState = item
+        return state
 
 
 class Model:

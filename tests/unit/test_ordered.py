@@ -71,3 +71,8 @@ def test_the_ordered_list_equals_a_sorted_dict_after_any_changes(
         assert len(found) == len(plain)
         above = min((one for one in plain if one > key), default=None)
         assert found.after(key) == (None if above is None else (above, plain[above]))
+        following = [item for one, item in sorted(plain.items()) if one > key]
+        place = found.place_after(key)
+        assert found.run(place, 3, None) == following[:3]
+        assert found.run(place, 3, key + 2) == [plain[one] for one in (key + 1,) if one in plain]
+        assert found.run(place, 3, key) == []

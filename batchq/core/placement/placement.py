@@ -223,8 +223,8 @@ def _pods_for(places: KeptPlaces, waiting: Sequence[Pod]) -> list[list[Pod]] | N
     """Return the pods for each part of kept places; None if a task has fewer pods than places."""
     if len(places.parts) == 1:
         ((shape, nodes),) = places.parts
-        pods, task = list(waiting[: len(nodes)]), shape.task.name
-        if len(pods) == len(nodes) and not [pod for pod in pods if pod.spec.task != task]:
+        pods = list(waiting[: len(nodes)])
+        if len(pods) == len(nodes) and {pod.spec.task for pod in pods} == {shape.task.name}:
             return [pods]
     by_task: dict[str, list[Pod]] = {}
     for pod in reversed(waiting):

@@ -227,18 +227,17 @@ class LedgerView:
         new, queue, scopes = first.charge_with_count(), first.queue, first.scopes
         is_simple = bool(new) and not self.preemptors
         held = self.holding.setdefault(queue, {}) if is_simple else {}
+        charges = self._charges
         for group in groups:
-            uid = group.uid
-            if (
-                is_simple
-                and group.charge_with_count() is new
-                and group.scopes == scopes
-                and not group.status.pledge.victims
-                and not self._charges.get(uid)
-                and not self._owed.get(uid)
-            ):
+            uid, charge = group.uid, group.charge_with_count()
+            old = charges.get(uid)
+            owes = self._owed.get(uid) or group.status.pledge.victims
+            if is_simple and old is charge and not owes:
+                # Its pods now hold what it has reserved.
                 self.changed_groups.append(group)
-                self._charges[uid] = new
+            elif is_simple and not old and charge is new and not owes and group.scopes == scopes:
+                self.changed_groups.append(group)
+                charges[uid] = new
                 held[uid] = group
                 alike += 1
             else:

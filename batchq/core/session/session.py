@@ -197,11 +197,19 @@ class BusyGroups:
             if more := [group for group in new if group.uid not in self._uids]:
                 # A caller may be iterating over the list, and each trial of an eviction adds
                 # groups.
-                self._groups = self._groups.copy()
-                for group in more:
-                    insort(self._groups, group, key=_key_of)
+                self._groups = _with(self._groups, more)
                 self._uids.update(group.uid for group in more)
         return self._groups
+
+
+def _with(groups: list[GroupState], more: list[GroupState]) -> list[GroupState]:
+    """Return a copy of groups, which are ordered by key, with more groups in their places."""
+    if len(more) > len(groups):
+        return sorted([*groups, *more], key=_key_of)
+    found = groups.copy()
+    for group in more:
+        insort(found, group, key=_key_of)
+    return found
 
 
 class WholeGroups:
@@ -353,10 +361,12 @@ class Effects:
         self.first_intent = intents
         self._actions_run = True
 
-    def remember(self, group: GroupState) -> None:
-        """Record the state of a group before an action changes it for the first time."""
-        if self._actions_run and group.uid not in self.before:
-            self.before[group.uid] = (group.status, dict(group.live_pods))
+    def remember(self, *groups: GroupState) -> None:
+        """Record the states of groups before an action changes them for the first time."""
+        before = self.before
+        for group in groups if self._actions_run else ():
+            if group.uid not in before:
+                before[group.uid] = (group.status, dict(group.live_pods))
 
 
 class Refusals(MutableMapping[str, Blockers]):

@@ -179,7 +179,7 @@ class GroupState:
             self._count_all([(pod, 1) for pod in pods if _counts(pod)])
             if self.is_elastic:
                 self._note_elastic((pod.metadata.uid, None, pod) for pod in pods)
-        if self._gated_pods or record.status.left_out or self._comes_back():
+        if self._gated_pods or record.status.left_out or (pods and self._comes_back()):
             self.leave_out(record.status.left_out)
         #: Its pods in the snapshot.
         self.given_pods = pods
@@ -525,19 +525,20 @@ class GroupState:
         requests: Amounts = {}
         number = 0
         for pod, sign in counted:
-            if pod.spec.scheduling_gates or pod.status.phase not in ON_NODE:
+            spec, status = pod.spec, pod.status
+            if spec.scheduling_gates or status.phase not in ON_NODE:
                 self._count(pod, sign)
                 continue
             # Pods of one task share their requests.
-            if pod.spec.requests is not stated:
+            if spec.requests is not stated:
                 if number:
                     self._put_on_nodes(requests, number)
-                stated, requests, number = pod.spec.requests, self.requests_of(pod), 0
+                stated, requests, number = spec.requests, self.requests_of(pod), 0
             number += sign
-            if not pod.status.terminating:
-                task = pod.spec.task
-                placed[task] = placed.get(task, 0) + sign
-        self._put_on_nodes(requests, number)
+            if not status.terminating:
+                placed[spec.task] = placed.get(spec.task, 0) + sign
+        if number:
+            self._put_on_nodes(requests, number)
         if any(placed.values()):
             self.placed = plus(self.placed, placed)
 

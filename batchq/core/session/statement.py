@@ -124,24 +124,25 @@ class Statement:
 
     def put_statuses(self, changes: Sequence[tuple[GroupState, PodGroupStatus]]) -> None:
         """Replace the whole statuses of many groups, in a single change."""
-        for group, _ in changes:
-            self.session.effects.remember(group)
+        self.session.effects.remember(*[group for group, _ in changes])
         former = [(group, group.status) for group, _ in changes]
         self._put_statuses(changes)
         self._undo.append(lambda: self._put_statuses(former))
 
     def put_pods_of(self, groups: Sequence[tuple[GroupState, Sequence[Pod]]]) -> None:
         """Do the same as `put_pods` for many groups, in a single change."""
+        self.session.effects.remember(*[group for group, _ in groups])
+        touched = self.session.effects.touched
         changes: list[tuple[GroupState, list[Exchange]]] = []
-        for group, pods in groups:
-            self.session.effects.remember(group)
-            known = group.pods
-            changes.append(
-                (group, [(pod.metadata.uid, known.get(pod.metadata.uid), pod) for pod in pods])
-            )
+        followed: list[GroupState] = []
         self._undo.append(lambda: self._exchange_back(changes))
-        followed = [group for group, one in changes if group.exchange_all(one)]
-        self.session.effects.touched.update((group.uid, group) for group, _ in changes)
+        for group, pods in groups:
+            known = group.pods
+            one: list[Exchange] = [(uid := pod.metadata.uid, known.get(uid), pod) for pod in pods]
+            changes.append((group, one))
+            if group.exchange_all(one):
+                followed.append(group)
+            touched[group.uid] = group
         if followed:
             self._follow_all(followed)
 
@@ -214,5 +215,5 @@ class Statement:
             for group in groups:
                 self._follow(group)
             return
-        session.effects.touched.update((group.uid, group) for group in groups)
+        session.effects.touched.update([(group.uid, group) for group in groups])
         session.ledger.recharge_all(groups)

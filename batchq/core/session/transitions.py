@@ -142,9 +142,11 @@ def admit_all(statement: Statement, groups: Sequence[GroupState]) -> None:
     for group in groups:
         pods = pods_of(group, wanted_ordinals(group))
         new.append((group, pods))
-        statement.say(intents.AdmitGroup(group=group.key, admission=group.status.admission))
         names = tuple([pod_name(pod) for pod in pods])
-        statement.say(intents.CreatePods(group=group.key, pods=names))
+        statement.intents += (
+            intents.AdmitGroup(group=group.key, admission=group.status.admission),
+            intents.CreatePods(group=group.key, pods=names),
+        )
     statement.put_pods_of(new)
 
 
@@ -542,16 +544,16 @@ def _bound(statement: Statement, status: PodStatus, node: str) -> PodStatus:
 
 
 def _say_bound(statement: Statement, group: GroupState, pods: Iterable[Pod]) -> None:
-    for pod in pods:
-        statement.say(
-            intents.Bind(
-                group=group.key,
-                pod=pod_name(pod),
-                uid=pod.metadata.uid,
-                node=pod.status.node,
-                attempt=pod.status.attempt,
-            )
+    statement.intents += [
+        intents.Bind(
+            group=group.key,
+            pod=pod_name(pod),
+            uid=pod.metadata.uid,
+            node=pod.status.node,
+            attempt=pod.status.attempt,
         )
+        for pod in pods
+    ]
 
 
 def evict(

@@ -142,7 +142,7 @@ def _pods_left(client: Client, node: str) -> str:
     endless = ends.count(None)
     if endless:
         runs = "has no walltime and may" if endless == 1 else "have no walltime and may"
-        until = f"; {counted(endless, 'pod')} {runs} run for any time"
+        until = f"; {counted(endless, 'pod')} {runs} run for ever"
     else:
         until = f", by {format_instant(max(filter(None, ends)))} at the latest"
     return f"waiting for {counted(len(pods), 'pod')} to end{until} (Ctrl-C ends the wait)"

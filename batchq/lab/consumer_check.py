@@ -303,10 +303,12 @@ def stops(environment: CheckEnvironment) -> None:
         after_s=environment.ttl_s("held") + GRACE_S,
     )
     if environment.works("held"):
-        raise Broken("suspended, its work still ran when the claim was over")
+        raise Broken("after the suspension, its work still ran when the claim was over")
     claim = environment.group("held").status.claim
     if claim.phase != "Released":
-        raise Broken(f"suspended, its claim ended as {claim.phase}: expected a report of evicted")
+        raise Broken(
+            f"after the suspension, its claim ended as {claim.phase}; expected a report of evicted"
+        )
     environment.client.resume("held")
     environment.open_gate("held")
     environment.await_phase("held", _COMPLETED)
@@ -368,7 +370,7 @@ def keeps_to_its_queue(environment: CheckEnvironment) -> None:
     environment.submit("yours-too")
     environment.await_phase("yours-too", _COMPLETED)
     if environment.group("not-yours").status.claim.phase != "None":
-        raise Broken("configured for queue served, it has claimed a group of queue others")
+        raise Broken("it is configured for queue served, and has claimed a group of queue others")
     ours = environment.group("batchqs-own").status
     if ours.phase != _PENDING:
         raise Broken(f"a group that batchq runs itself is {ours.phase}, and there is no node")

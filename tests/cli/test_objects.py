@@ -265,8 +265,8 @@ def test_draining_returns_when_the_node_is_empty(
     assert late.code == 124
     assert late.err.splitlines()[:2] == [
         (
-            "node n1 cordoned; waiting for 1 pod to end; 1 pod has no walltime and may run for any"
-            " time (Ctrl-C ends the wait)"
+            "node n1 cordoned; waiting for 1 pod to end; 1 pod has no walltime and may run for"
+            " ever (Ctrl-C ends the wait)"
         ),
         "error: Node n1 still runs 1 pod after 100ms",
     ]
@@ -303,7 +303,7 @@ def test_draining_a_node_with_a_pod_whose_group_is_gone_goes_on(
     done = batchq("nodes", "drain", "n1", "--timeout", "100ms")
     assert done.code == 124
     assert done.err.splitlines()[0] == (
-        "node n1 cordoned; waiting for 1 pod to end; 1 pod has no walltime and may run for any time"
+        "node n1 cordoned; waiting for 1 pod to end; 1 pod has no walltime and may run for ever"
         " (Ctrl-C ends the wait)"
     )
 

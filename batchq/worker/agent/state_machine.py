@@ -464,7 +464,7 @@ class AgentState:
         for answer in event.answers:
             one = self._pods.get(answer.attempt)
             if one is None or one.state != _S.DELIVERED or one.claimed_pod is None:
-                raise self._pods.broken(answer.attempt, "was claimed, and was not to be claimed")
+                raise self._pods.broken(answer.attempt, "was claimed, although it may not be")
             pod, group, one.claimed_pod = one.claimed_pod, answer.group, None
             if answer.word == "no devices":
                 # Another pod has just ended, or a device has failed. It is tried again.

@@ -590,16 +590,24 @@ def _without_values(task: Task) -> Task:
     return structs.replace(task, template=structs.replace(task.template, env=env))
 
 
+def bare_metadata(meta: Metadata) -> Metadata:
+    """Return metadata without labels and annotations, which may be private.
+
+    Fields are listed, so that a new one is private until it is added here.
+    """
+    return Metadata(
+        name=meta.name,
+        namespace=meta.namespace,
+        uid=meta.uid,
+        creation_timestamp=meta.creation_timestamp,
+        revision=meta.revision,
+    )
+
+
 def _facts(group: PodGroup) -> PodGroup:
-    meta, spec, status = group.metadata, group.spec, group.status
+    spec, status = group.spec, group.status
     return PodGroup(
-        metadata=Metadata(
-            name=meta.name,
-            namespace=meta.namespace,
-            uid=meta.uid,
-            creation_timestamp=meta.creation_timestamp,
-            revision=meta.revision,
-        ),
+        metadata=bare_metadata(group.metadata),
         spec=PodGroupSpec(
             queue=spec.queue,
             min_member=spec.min_member,

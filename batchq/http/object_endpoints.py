@@ -13,13 +13,12 @@ from typing import Any, Literal
 
 from msgspec import Struct, structs
 
-from batchq.api.access import Target, TargetKind, Tier, Verb, seen
+from batchq.api.access import Target, TargetKind, Tier, Verb, bare_metadata, seen
 from batchq.api.manifest import decode, encode
 from batchq.api.objects import (
     API_VERSION,
     DEFAULT,
     NAMESPACED,
-    Metadata,
     Node,
     Object,
     Pod,
@@ -191,16 +190,9 @@ class _Look:
             return None
         if tier is not Tier.FACTS:
             return pod
-        meta = pod.metadata
         return structs.replace(
             pod,
-            metadata=Metadata(
-                name=meta.name,
-                namespace=meta.namespace,
-                uid=meta.uid,
-                creation_timestamp=meta.creation_timestamp,
-                revision=meta.revision,
-            ),
+            metadata=bare_metadata(pod.metadata),
             status=structs.replace(pod.status, message="", holder=""),
         )
 

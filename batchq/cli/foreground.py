@@ -73,8 +73,8 @@ def submitted(
     *,
     runs: tuple[str, ...] = (),
 ) -> PodGroup:
-    """Submit a group for a command, and return it. If its pods are to run something else than the
-    command that it is named after, that is `runs`.
+    """Submit a group that is named after a command, and return it. Its pods run `runs`, if given,
+    instead of the command.
     """
     content = requested(client, command, dict(options))
     objects = [_running(one, runs) if runs else one for one in content.objects]
@@ -140,7 +140,7 @@ class PodOutputPrinter:
 
 
 class SignalSource(Protocol):
-    """What notes signals: how many interrupts, and what is to end the command."""
+    """An object that counts interrupts, and notes the signal that ends the command."""
 
     interrupts: int
     ending: int | None

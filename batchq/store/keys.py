@@ -214,7 +214,7 @@ TABLE: tuple[Key, ...] = (
         name=f"{_TAG}:doorbell:<node>",
         type="stream",
         ttl_s=ALIVE_TTL_S,
-        holds="the node's wake-up channel: pods came to it or are to stop, or its claims applied",
+        holds="the node's wake-up channel: its pods were bound or must stop, or its claims applied",
     ),
     Key(
         name=request("<id>"),

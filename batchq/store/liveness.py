@@ -76,14 +76,14 @@ class Alive:
         self._write(node, self._now_ms(), [_BEAT], run=run)
 
     def renew(self, node: str, pod: str, attempt: int, fence: str, lease_ms: int) -> Renewal:
-        """Renew the lease of an attempt; return whether the attempt is to go on."""
+        """Renew the lease of an attempt; return whether the attempt may continue."""
         [renewal] = self.renew_all(node, [(PodAttempt(pod, attempt), fence)], lease_ms)
         return renewal
 
     def renew_all(
         self, node: str, attempts: Sequence[tuple[PodAttempt, str]], lease_ms: int
     ) -> list[Renewal]:
-        """Renew the leases of attempts in one request; return whether each is to go on."""
+        """Renew the leases of attempts in one request; return whether each may continue."""
         until = self._now_ms() + lease_ms
         heads = self._write(
             node,
@@ -94,7 +94,7 @@ class Alive:
         return _renewals(heads, attempts)
 
     def look(self, attempts: Sequence[tuple[PodAttempt, str]]) -> list[Renewal]:
-        """Return whether these attempts are to go on, as `renew_all` does, but write nothing."""
+        """Return whether these attempts may continue, as `renew_all` does, but write nothing."""
         pods = [attempt.pod for attempt, _ in attempts]
         heads = self._link.ask(
             lambda client: cast("list[bytes | None]", client.hmget(keys.heads("Pod"), pods))

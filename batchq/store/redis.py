@@ -623,8 +623,8 @@ class RedisStore:
         )
 
     def renew(self, node: str, pod: str, attempt: int, fence: str, lease_ms: int) -> Renewal:
-        """Renew the lease of an attempt on a node; return whether the holder of `fence` is to go
-        on.
+        """Renew the lease of an attempt on a node; return whether the holder of `fence` may
+        continue.
         """
         return self.alive.renew(node, pod, attempt, fence, lease_ms)
 

@@ -326,7 +326,7 @@ class DevicePool:
 
 
 class _Wanted:
-    """How many more devices an agent is to have: of each kind, and of any."""
+    """How many more devices an agent should have, of each kind and of any kind."""
 
     def __init__(self, declared: Mapping[str, int] | None) -> None:
         self._is_all = declared is None

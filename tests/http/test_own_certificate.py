@@ -34,6 +34,7 @@ from batchq.http.server import digest_of_certificate, own_certificate
 from batchq.paths import Home
 from tests.cli.conftest import Ran, run
 from tests.client.stage import Stage
+from tests.daemon.waiting import until
 from tests.harness.ports import free_port
 from tests.harness.server import Server
 from tests.harness.tls import AUTHORITY, CERTIFICATES
@@ -311,6 +312,9 @@ def test_the_command_makes_a_certificate_and_logs_its_digest(
     for _ in range(2):
         # The second start has the same certificate.
         with ApiProcess(server.url, *words) as process:
+            # It is logged after the addresses, which `ApiProcess` waits for.
+            until(lambda: "sha256=" in process.log.read_text())
+            until(lambda: process.log.read_text().endswith("\n"))
             [digest] = set(re.findall("[0-9a-f]{64}", process.log.read_text()))
             done = log_in(f"https://localhost:{port}#sha256:{digest}", token)
             assert done.code == 0, done.err

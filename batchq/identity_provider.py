@@ -61,7 +61,7 @@ def checked_issuer(text: str, what: str) -> str:
 
 
 def _is_safe(url: str) -> bool:
-    """Whether a request to this URL can be neither read nor altered on its way."""
+    """Return whether a request to this URL can be neither read nor altered on its way."""
     try:
         parts = urlsplit(url)
         has_port = parts.port != 0

@@ -147,7 +147,7 @@ class Scope(Struct, frozen=True, kw_only=True, rename="camel"):
     namespaces: tuple[str, ...] = ()
 
     def permits(self, verb: Verb, namespace: str) -> bool:
-        """Whether the verb may be used there; `namespace` is "" for what has none."""
+        """Return whether the verb may be used there; `namespace` is "" for what has none."""
         if self.verbs and verb not in self.verbs:
             return False
         return not self.namespaces or namespace in self.namespaces
@@ -347,7 +347,7 @@ def decide(
 
 
 def _is_in_scope(identity: Identity, verb: Verb, target: Target) -> bool:
-    """Whether the caller's token may be used for something, whatever its owner may do."""
+    """Return whether the caller's token may be used for something, whatever its owner may do."""
     if identity.via == "pod":
         if verb is Verb.READ and target.kind in _OF_CLUSTER_FOR_PODS:
             return True
@@ -709,7 +709,7 @@ class TokenParts(NamedTuple):
     digest: str
 
     def matches(self, kind: TokenKind, digest: str) -> bool:
-        """Whether this is the token of a kind whose secret has this digest."""
+        """Return whether this is the token of a kind whose secret has this digest."""
         return self.kind == kind and hmac.compare_digest(self.digest.encode(), digest.encode())
 
 
@@ -781,5 +781,5 @@ def signature_of(key: bytes, group: PodGroup) -> str:
 
 
 def is_signed(key: bytes, group: PodGroup) -> bool:
-    """Whether the group's signature is that of its present content."""
+    """Return whether the group's signature is that of its present content."""
     return hmac.compare_digest(signature_of(key, group).encode(), group.status.signature.encode())

@@ -169,7 +169,7 @@ def signed_request(key: bytes, request: ExecRequest) -> ExecRequest:
 
 
 def is_request_signed(key: bytes, request: ExecRequest) -> bool:
-    """Whether a request has a valid signature by a key."""
+    """Return whether a request has a valid signature by a key."""
     # Of bytes: it raises TypeError for text that is not ASCII, and the text comes from the server.
     given = request.signature.encode(errors="replace")
     return hmac.compare_digest(_signature_of(key, request).encode(), given)
@@ -194,12 +194,12 @@ def session_of(random_id: str, user: str, group_uid: str) -> str:
 
 
 def belongs_to(session: str, user: str, group_uid: str) -> bool:
-    """Whether a session is a user's, in a pod of a group."""
+    """Return whether a session is a user's, in a pod of a group."""
     return is_session(session) and session[_ID_LENGTH:] == _digest_of(f"{user} {group_uid}")
 
 
 def is_session(text: str) -> bool:
-    """Whether a text has the form of a session's name."""
+    """Return whether a text has the form of a session's name."""
     return len(text) == _ID_LENGTH + _DIGEST_LENGTH and _HEX.issuperset(text)
 
 
@@ -216,7 +216,7 @@ class SendWindow:
         self._bytes = 0
 
     def has_room(self) -> bool:
-        """Whether another frame of data may be sent."""
+        """Return whether another frame of data may be sent."""
         return self._bytes + FRAME_BYTES <= self._most_bytes
 
     def add(self, frame: ExecFrame) -> None:

@@ -94,7 +94,7 @@ def encode(obj: Object) -> dict[str, object]:
 
 
 def has_status(data: object) -> bool:
-    """Whether a manifest states a `status`, which `apply` ignores with a warning."""
+    """Return whether a manifest states a `status`, which `apply` ignores with a warning."""
     return isinstance(data, Mapping) and bool(data.get("status"))
 
 

@@ -198,8 +198,8 @@ def subject_of_pod(pod: str, attempt: int) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is an IP address, by which pods of a gang can reach each other. A name might mean
-    something else on another machine, or nothing.
+    """Return whether it is an IP address, by which pods of a gang can reach each other. A name
+    might mean something else on another machine, or nothing.
     """
     try:
         ip_address(text)

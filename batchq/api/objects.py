@@ -624,8 +624,8 @@ def with_task_gates(task: Task, gates: tuple[SchedulingGate, ...]) -> Task:
 
 
 def is_gated(group: PodGroup) -> bool:
-    """Whether the spec has a gate that holds the group back: one of its own, or gates that leave it
-    fewer pods than it needs to start.
+    """Return whether the spec has a gate that holds the group back: one of its own, or gates that
+    leave it fewer pods than it needs to start.
     """
     spec = group.spec
     if spec.scheduling_gates:
@@ -739,7 +739,7 @@ def stop_reason_of(group: PodGroup) -> str:
 
 
 def is_claimable(group: PodGroup) -> bool:
-    """Whether a consumer may claim the group now.
+    """Return whether a consumer may claim the group now.
 
     An admitted group may wait for other victims by now: a group ahead of it has taken over its
     former ones.

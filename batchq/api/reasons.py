@@ -116,7 +116,7 @@ class Verdict(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
         return self.need is not None and self.limit is not None and self.need > self.limit
 
     def same_cause(self, other: Verdict) -> bool:
-        """Whether both are equal but for `seen`, `passing` and `revision`."""
+        """Return whether both are equal but for `seen`, `passing` and `revision`."""
         return (
             self.plugin == other.plugin
             and self.reason == other.reason
@@ -268,12 +268,12 @@ class Blockers(tuple[Verdict, ...]):
 
     @_computed_once
     def are_in_line(self) -> bool:
-        """Whether every blocker leaves the group in line."""
+        """Return whether every blocker leaves the group in line."""
         return all(verdict.in_line for verdict in self)
 
     @_computed_once
     def wait_in_line(self) -> bool:
-        """Whether a group with these refusals keeps its place in line.
+        """Return whether a group with these refusals keeps its place in line.
 
         It does if capacity refuses it. The quota of a namespace on its own makes it ineligible, but
         together with a refusal by capacity it keeps its place; any other reason costs the place.
@@ -318,7 +318,7 @@ def ranked(verdicts: Iterable[Verdict]) -> Blockers:
 
 
 def same_causes(left: tuple[Verdict, ...], right: tuple[Verdict, ...]) -> bool:
-    """Whether two lists of blockers differ only in passing numbers."""
+    """Return whether two lists of blockers differ only in passing numbers."""
     return len(left) == len(right) and all(
         one.same_cause(other) for one, other in zip(left, right, strict=True)
     )

@@ -44,7 +44,7 @@ def larger(left: Mapping[str, int], right: Mapping[str, int]) -> Amounts:
 
 
 def covers(left: Mapping[str, int], right: Mapping[str, int]) -> bool:
-    """Whether left is at least right, per dimension of right."""
+    """Return whether left is at least right, per dimension of right."""
     for name, units in right.items():  # noqa: SIM110 - asked of every group, often
         if units > left.get(name, 0):
             return False

@@ -473,7 +473,7 @@ class _Child:
                 os.kill(self._pid, number)
 
     def has_ended(self) -> bool:
-        """Whether it was started and has ended."""
+        """Return whether it was started and has ended."""
         if self._pid and self._code is None:
             pid, wait_status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
@@ -482,7 +482,7 @@ class _Child:
         return self._code is not None
 
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Return whether it was started and has not ended."""
         return bool(self._pid) and not self.has_ended()
 
 

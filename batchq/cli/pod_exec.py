@@ -354,7 +354,7 @@ class Conversation:
         return self._reads_input and self._again is None and self._is_heard()
 
     def _is_heard(self) -> bool:
-        """Whether all commands can get input now."""
+        """Return whether all commands can get input now."""
         listening = [one for one in self.speakers if not one.is_over]
         return bool(listening) and all(
             one.has_answered and one.window.has_room() for one in listening
@@ -424,12 +424,12 @@ def terminal_size() -> TerminalSize:
 
 
 def has_terminal() -> bool:
-    """Whether both input and output are a terminal."""
+    """Return whether both input and output are a terminal."""
     return os.isatty(_STDIN) and os.isatty(_STDOUT)
 
 
 def has_input() -> bool:
-    """Whether there is an input to pass on: neither a terminal nor /dev/null."""
+    """Return whether there is an input to pass on: neither a terminal nor /dev/null."""
     try:
         mode = os.fstat(_STDIN).st_mode
     except OSError:

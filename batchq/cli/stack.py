@@ -394,7 +394,7 @@ def unit_of(
 
 
 def _joins(words: Sequence[str]) -> bool:
-    """Whether an agent gets its user of the server by a token, and not from a file of a URL."""
+    """Return whether an agent gets its user of the server by a token, not from a URL file."""
     return any(word.partition("=")[0] == "--join" for word in words)
 
 

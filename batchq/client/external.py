@@ -419,7 +419,9 @@ _GLANCE = msgspec.json.Decoder(_Glance)
 
 
 def may_be_claimable(stored: bytes) -> bool:
-    """Whether a stored group may be claimable, at a glance that takes a third of its decoding."""
+    """Return whether a stored group may be claimable, at a glance that takes a third of its
+    decoding.
+    """
     try:
         found = _GLANCE.decode(stored)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -468,7 +470,7 @@ class ClaimableGroups:
         return changed
 
     def _is_wanted(self, kind: str, key: str, stored: bytes) -> bool:
-        """Whether a change may change an answer: most are about other groups."""
+        """Return whether a change may change an answer: most are about other groups."""
         if kind != "PodGroup":
             return kind == "PriorityClass"
         if not stored or key in self._followed or key in self._waiting or key in self._may_wait:

@@ -419,7 +419,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def is_for(names: str, node: str) -> bool:
-    """Whether a node's name is the one that a join token is for, or has its pattern."""
+    """Return whether a node's name is the one that a join token is for, or has its pattern."""
     if subdomain_problem(node):
         return False
     parts = (re.escape(part) for part in names.split(ANY))

@@ -235,7 +235,7 @@ def _read_json(content: str, source: str) -> object:
 
 
 def depth_above(data: object, most: int) -> bool:
-    """Whether lists and mappings are nested more deeply than `most` levels."""
+    """Return whether lists and mappings are nested more deeply than `most` levels."""
     level = [data]
     for _ in range(most):
         level = [

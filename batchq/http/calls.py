@@ -345,7 +345,7 @@ class ApiCall:
         return None
 
     def sees(self, namespace: str) -> bool:
-        """Whether the caller sees the schedule facts of all groups of a namespace."""
+        """Return whether the caller sees the schedule facts of all groups of a namespace."""
         target = Target(kind=TargetKind.GROUPS, namespace=namespace)
         return self.decide(target, Verb.READ, Tier.FACTS).allowed
 
@@ -443,7 +443,7 @@ class ApiCall:
         return found if identity.by is None else {**found, BY_ANNOTATION: identity.by.user}
 
     def knows(self, key: str) -> bool:
-        """Whether the caller may know the name of a group, given as `namespace/name`."""
+        """Return whether the caller may know the name of a group, given as `namespace/name`."""
         if key not in self._known:
             namespace = key.partition("/")[0]
             owner = None

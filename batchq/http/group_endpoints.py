@@ -88,7 +88,7 @@ class GroupFilter(Struct, frozen=True, kw_only=True):
         )
 
     def wants(self, group: PodGroup, names: frozenset[str]) -> bool:
-        """Whether a group, as the reader sees it, is wanted; `names` are the reader's own."""
+        """Return whether a group, as the reader sees it, matches; `names` are the reader's own."""
         status, meta = group.status, group.metadata
         owners = names if self.owner in names else (self.owner,)
         return (

@@ -160,7 +160,9 @@ class _Look:
         self._groups: dict[str, dict[str, PodGroup]] = {}
 
     def may_read(self, namespace: str) -> bool:
-        """Whether the caller may read all objects of this kind in a namespace, or in none ("")."""
+        """Return whether the caller may read all objects of this kind in a namespace, or in none
+        ("").
+        """
         if self._kind == "Pod":
             return self._call.sees(namespace)
         if namespace not in self._allowed:

@@ -285,7 +285,7 @@ class _EventSight:
         self._groups: dict[str, PodGroup] | None = None
 
     def shows(self, event: Event) -> bool:
-        """Whether the caller may read an event."""
+        """Return whether the caller may read an event."""
         if event.kind not in NAMESPACED:
             target = Target(kind=TARGETS.get(event.kind, TargetKind.QUEUES))
             return self._call.decide(target, Verb.READ).allowed

@@ -481,7 +481,7 @@ class _Kept:
         self._spaces = {key.partition("/")[0] for key in keys_of.get("ResourceQuota", ())}
 
     def holds(self, holder: str) -> bool:
-        """Whether a holder without an object may belong to an unreadable one."""
+        """Return whether a holder without an object may belong to an unreadable one."""
         kind, _, name = holder.partition(":")
         match kind:
             case "pod":
@@ -493,7 +493,7 @@ class _Kept:
                 return self._has_groups
 
     def limits(self, scope: str) -> bool:
-        """Whether a limit without an object may belong to an unreadable one."""
+        """Return whether a limit without an object may belong to an unreadable one."""
         stated = {
             *(queue_scope(name) for name in self._queues),
             *(node_scope(name) for name in self._nodes),
@@ -527,7 +527,7 @@ class MirroredObjects(Protocol):
         """Return the object as of the last call of another method; None if there is none."""
 
     def is_unreadable(self, kind: str, key: str) -> bool:
-        """Whether the stored record cannot be read."""
+        """Return whether the stored record cannot be read."""
 
 
 class _StoredBooks(Struct, frozen=True):

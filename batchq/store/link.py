@@ -485,7 +485,7 @@ class Link:
                 raise StoreUnavailable(f"the connection to {self.shown} was closed")
 
     def _is_transient(self, client: redis.Redis, error: Exception) -> bool:
-        """Whether another try may succeed."""
+        """Return whether another try may succeed."""
         if isinstance(error, (*_LOST, broken.NoScriptError)):
             return True
         if _word_of(error) in _MENDED:
@@ -582,17 +582,17 @@ _DEMOTED = ("READONLY", "MASTERDOWN", "UNBLOCKED")
 
 
 def is_forbidden(error: StoreUnavailable) -> bool:
-    """Whether the server answered that this user may not do what was asked."""
+    """Return whether the server answered that this user may not do what was asked."""
     return error.__cause__ is not None and _word_of(error.__cause__) == "NOPERM"
 
 
 def is_wrong_type(error: BaseException | None) -> bool:
-    """Whether the error reports a key of another type than batchq's."""
+    """Return whether the error reports a key of another type than batchq's."""
     return error is not None and _word_of(error) == "WRONGTYPE"
 
 
 def has_no_ids_left(info: Mapping[str, Any]) -> bool:
-    """Whether a stream's ids are beyond any clock; `info` is what XINFO STREAM answers."""
+    """Return whether a stream's ids are beyond any clock; `info` is what XINFO STREAM answers."""
     return int(info["last-generated-id"].split(b"-")[0]) >= _MOST_WRITES
 
 
@@ -608,12 +608,12 @@ def answers_of(pipeline: Any) -> list[Any]:
 
 
 def is_damaged(error: StoreUnavailable) -> bool:
-    """Whether the error reports a damaged key."""
+    """Return whether the error reports a damaged key."""
     return error.__cause__ is not None and _word_of(error.__cause__) in _MENDED
 
 
 def is_count(stored: bytes | None) -> bool:
-    """Whether this is a valid count of writes, or absent."""
+    """Return whether this is a valid count of writes, or absent."""
     count = whole(stored)
     return stored is None or (count is not None and count < _MOST_WRITES)
 

@@ -126,7 +126,7 @@ class Alive:
         return found
 
     def has_reported(self, node: str) -> bool:
-        """Whether a node's agent has reported everything since the server's last start."""
+        """Return whether a node's agent has reported everything since the server's last start."""
         run = self._link.ask(
             lambda client: cast("bytes | None", client.hget(keys.alive(node), _RUN.decode()))
         )
@@ -365,7 +365,7 @@ class LastSeen:
         self._trace = _trace_of(fields)
 
     def is_forgotten(self, link: Link) -> bool:
-        """Whether the server has lost that change, or has another with its number."""
+        """Return whether the server has lost that change, or has another with its number."""
         if not self._id:
             return False
         place = self._id.decode()

@@ -320,7 +320,7 @@ class Mirror:
         return [one for one in found if one is not None]
 
     def is_unreadable(self, kind: str, key: str) -> bool:
-        """Whether the record was unreadable at the last look."""
+        """Return whether the record was unreadable at the last look."""
         return kind in self._damaged_kinds or (kind, key) in self._unreadable
 
     def _head(self, kind: str, key: str) -> bytes | None:
@@ -450,7 +450,7 @@ class Mirror:
             self._table.put(change.kind, change.key, change.value)
 
     def _is_kept_back(self, change: Change) -> bool:
-        """Whether a change concerns a new group that waits to be taken up."""
+        """Return whether a change concerns a new group that waits to be taken up."""
         arrivals = self._arrivals
         if arrivals is None or change.kind != "PodGroup":
             return False
@@ -508,7 +508,7 @@ class Mirror:
             self._table.set_leases(self._current_leases())
 
     def _waits_for_reports(self) -> bool:
-        """Whether a ready node has not reported yet under this run of the server."""
+        """Return whether a ready node has not reported yet under this run of the server."""
         run = (self._server[0] or b"").decode(errors="replace")
         return any(
             isinstance(node, Node)
@@ -612,7 +612,7 @@ class _HeadPages:
 
 
 def head_differs(head: bytes, expected: bytes | None) -> bool:
-    """Whether a stored head (b"" for none) differs from the expected one."""
+    """Return whether a stored head (b"" for none) differs from the expected one."""
     if expected is None:
         return bool(head) and not records.is_head(head)
     return head != expected
@@ -728,6 +728,6 @@ class Arrivals:
 
 
 def is_new(group: PodGroup) -> bool:
-    """Whether no decision has been made about a group yet."""
+    """Return whether no decision has been made about a group yet."""
     status = group.status
     return status.phase == PodGroupPhase.PENDING and not status.admission and not status.reserved_at

@@ -413,9 +413,9 @@ def add_notifications(pipeline: Any, nodes: Sequence[str], word: WakeReason) -> 
 
 
 def is_recreated(link: Link, stream: str, heard: str) -> bool:
-    """Whether a stream's newest entry is older than one already read, or gone: it had an id from
-    the future, and was recreated since. A reader waiting after that id receives nothing. Raises
-    StoreUnavailable.
+    """Return whether a stream's newest entry is older than one already read, or gone: it had an id
+    from the future, and was recreated since. A reader waiting after that id receives nothing.
+    Raises StoreUnavailable.
     """
     newest = link.ask(lambda client: cast("list[Any]", client.xrevrange(stream, count=1)))
     return not newest or place_in_stream(newest[0][0].decode()) < place_in_stream(heard)

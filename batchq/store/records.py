@@ -357,8 +357,8 @@ def read_record(
 
 
 def _is_sound(group: PodGroup, key: str) -> bool:
-    """Whether a group passes every check of `read_record`. Most records are sound groups, so this
-    does not look for the reason.
+    """Return whether a group passes every check of `read_record`. Most records are sound groups, so
+    this does not look for the reason.
     """
     return (
         is_named(group.metadata, key)
@@ -368,7 +368,7 @@ def _is_sound(group: PodGroup, key: str) -> bool:
 
 
 def is_named(meta: Metadata, key: str) -> bool:
-    """Whether the metadata of a group is sound, and that of the record with this key."""
+    """Return whether the metadata of a group is sound, and that of the record with this key."""
     return (
         f"{meta.namespace}/{meta.name}" == key
         and " " not in key
@@ -377,12 +377,12 @@ def is_named(meta: Metadata, key: str) -> bool:
 
 
 def is_sound_spec(spec: PodGroupSpec) -> bool:
-    """Whether the spec of a group passes every check of `read_record`."""
+    """Return whether the spec of a group passes every check of `read_record`."""
     return " " not in spec.queue and not disorder_of_spec(spec)
 
 
 def is_sound_status(status: PodGroupStatus) -> bool:
-    """Whether the status of a group passes every check of `read_record`."""
+    """Return whether the status of a group passes every check of `read_record`."""
     return not _names_no_scope_in(status) and not disorder_of_status(status)
 
 
@@ -408,7 +408,7 @@ def _false_amounts_of(item: Object) -> str:
 
 
 def _names_no_scope(item: Object) -> bool:
-    """Whether the name of a queue or node would give it a malformed scope to charge."""
+    """Return whether the name of a queue or node would give it a malformed scope to charge."""
     if isinstance(item, PodGroup):
         return " " in item.spec.queue or _names_no_scope_in(item.status)
     return isinstance(item, Pod) and (" " in item.status.node or " " in item.metadata.namespace)
@@ -436,7 +436,7 @@ def name_of_record(field: bytes) -> str:
 
 
 def is_shortened(name: str) -> bool:
-    """Whether `name_of_record` has shortened this name, so that no key can be read from it."""
+    """Return whether `name_of_record` has shortened this name, so that it gives no key."""
     return _SHORTENED in name
 
 
@@ -553,7 +553,7 @@ _HEAD = re.compile(rb"\d{1,16}\|[^|]*\|[^|]*\|.*", re.DOTALL)
 
 
 def is_head(stored: bytes) -> bool:
-    """Whether it is a well-formed head."""
+    """Return whether it is a well-formed head."""
     return _HEAD.fullmatch(stored) is not None
 
 

@@ -109,7 +109,9 @@ def _check_uid(item: Object, write: Write) -> None:
 
 
 def holds_node(item: Object | None) -> bool:
-    """Whether the object is a pod in a phase in which it occupies a node, and may hold a lease."""
+    """Return whether the object is a pod in a phase in which it occupies a node, and may hold a
+    lease.
+    """
     return isinstance(item, Pod) and item.status.phase in ON_NODE
 
 
@@ -235,8 +237,8 @@ def _sum(one: Amounts, other: Amounts) -> Amounts:
 
 
 def is_of_node(scope: str) -> bool:
-    """Whether the scope is a node's. Such limits are no policy: each sum is checked against its
-    limit here, and no decision weighs several of them together.
+    """Return whether the scope is a node's. Such limits are no policy: each sum is checked against
+    its limit here, and no decision weighs several of them together.
     """
     return scope.startswith("node:")
 

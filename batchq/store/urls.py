@@ -119,17 +119,17 @@ def checked_url(url: str) -> str:
 
 
 def is_sentinel(url: str) -> bool:
-    """Whether the URL names sentinels, not a server."""
+    """Return whether the URL names sentinels, not a server."""
     return url.partition("://")[0].lower() in _SENTINEL_SCHEMES
 
 
 def speaks_tls(url: str) -> bool:
-    """Whether the URL asks for TLS."""
+    """Return whether the URL asks for TLS."""
     return url.lower().startswith("rediss")
 
 
 def is_of_node(url: str) -> bool:
-    """Whether the URL's user is that of one node. Raises InvalidInput for a malformed URL."""
+    """Return whether the URL's user is that of one node. Raises InvalidInput if it is malformed."""
     parts = _parse(url)
     user = unquote(parts.userinfo.partition(":")[0]) or parts.options.get("username", "")
     return user.startswith("worker-")
@@ -160,7 +160,7 @@ def sentinel_url(url: str) -> SentinelUrl:
 
 
 def is_unknown_host(text: str) -> bool:
-    """Whether a resolver's error says that the host is unknown: it may be a password."""
+    """Return whether a resolver's error says that the host is unknown: it may be a password."""
     lower = text.lower()
     return any(words in lower for words in ("name or service", "name resolution", "nodename nor"))
 
@@ -250,7 +250,7 @@ def _is_ipv6(address: str) -> bool:
 
 
 def _is_name(host: str) -> bool:
-    """Whether a resolver accepts the name; each part of a name has a longest length."""
+    """Return whether a resolver accepts the name; each part of a name has a longest length."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -259,7 +259,7 @@ def _is_name(host: str) -> bool:
 
 
 def _is_text(url: str) -> bool:
-    """Whether the URL is text: a variable may hold bytes that are not UTF-8."""
+    """Return whether the URL is text: a variable may hold bytes that are not UTF-8."""
     try:
         url.encode()
     except UnicodeEncodeError:

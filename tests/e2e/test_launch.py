@@ -149,7 +149,7 @@ class Scene:
         self.agents[name] = self.machine.agent(name)
 
     def rounds_overlap(self) -> bool:
-        """Whether a line of one round follows one of a later round."""
+        """Return whether a line of one round follows one of a later round."""
         rounds = [int(line.split()[0]) for line in self.diary.read_text().splitlines()]
         return rounds != sorted(rounds)
 

@@ -140,7 +140,7 @@ def write(client: redis.Redis, name: str, type_: str) -> Any:
 
 
 def may(client: redis.Redis, *words: str) -> bool:
-    """Whether the server permits the command to a user, whatever its result."""
+    """Return whether the server permits the command to a user, whatever its result."""
     try:
         client.execute_command(*words)
     except redis.exceptions.NoPermissionError:

@@ -28,7 +28,7 @@ def bell(redis_store: RedisStore) -> Iterator[WakeUpChannel]:
 
 
 def is_heard(bell: WakeUpChannel, *, within_ms: int) -> bool:
-    """Whether a notification wakes the poller."""
+    """Return whether a notification wakes the poller."""
     return bool(words_heard(bell, within_ms=within_ms))
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.tidy.source import ROOT, dotted, nodes, place, python_files, report
+from tests.tidy.source import LIBRARY, ROOT, dotted, nodes, place, python_files, report
 
 CATCH_ALLS = {"", "Exception", "BaseException"}
 #: A directive for a linter is not a reason.
@@ -137,3 +137,15 @@ def test_a_module_has_no_banners() -> None:
     assert not faults, report(
         faults, "A class or a module divides code; a comment gives a reason. Delete the line:"
     )
+
+
+def test_the_docstring_of_a_predicate_begins_with_return() -> None:
+    faults = [
+        f"{place(path, node.lineno)}: {node.name}"
+        for path in python_files(LIBRARY)
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (ast.get_docstring(node) or "").startswith("Whether ")
+        and not any("property" in ast.unparse(one) for one in node.decorator_list)
+    ]
+    assert not faults, report(faults, 'A function has an imperative docstring: "Return whether …":')

@@ -198,7 +198,7 @@ def update(
 
 
 def _other_pods(before: PodGroup, after: PodGroup) -> bool:
-    """Whether an edit could change the names of a group's pods."""
+    """Return whether an edit could change the names of a group's pods."""
     return before.spec.tasks != after.spec.tasks
 
 

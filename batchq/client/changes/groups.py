@@ -208,7 +208,7 @@ def in_stored_gate_order(new: PodGroup, stored: PodGroup) -> PodGroup:
 
 
 def only_gates_differ(one: Sequence[Task], other: Sequence[Task]) -> bool:
-    """Whether two lists of tasks are equal but for the gates in their templates."""
+    """Return whether two lists of tasks are equal but for the gates in their templates."""
     return [with_task_gates(task, ()) for task in one] == [
         with_task_gates(task, ()) for task in other
     ]
@@ -601,7 +601,7 @@ class NewGroups:
         self._groups[key_of(group)] = group.metadata.uid
 
     def is_noted(self, key: str) -> bool:
-        """Whether a group of this name is known to be stored, or counts as such."""
+        """Return whether a group of this name is known to be stored, or counts as such."""
         return bool(self._groups.get(key))
 
     def find_groups(self, keys: Iterable[str]) -> None:

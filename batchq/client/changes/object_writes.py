@@ -277,7 +277,7 @@ def _over_limit(transaction: Transaction, answer: Answer) -> Rejected:
 
 
 def _forbids(transaction: Transaction, answer: Answer) -> bool:
-    """Whether the cause is the existence of an object that must be absent."""
+    """Return whether the cause is the existence of an object that must be absent."""
     return any(
         write.is_condition and f"{write.kind} {write.key}" == answer.subject
         for write in transaction.writes

@@ -282,7 +282,7 @@ def _too_little(
 
 
 def _matters(old: Queue | None, new: object) -> bool:
-    """Whether the change could contradict another queue's statements, now or later."""
+    """Return whether the change could contradict another queue's statements, now or later."""
     if not isinstance(new, Queue):
         return True
     if old is None:

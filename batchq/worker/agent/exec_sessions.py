@@ -365,8 +365,8 @@ class _Relay:
             self._ended_at = monotonic()
 
     def _is_over(self) -> bool:
-        """Whether the command has ended, and its output is read: what it has left behind may keep
-        its pipes open.
+        """Return whether the command has ended, and its output is read: what it has left behind may
+        keep its pipes open.
         """
         if self._end is None:
             return False
@@ -598,7 +598,7 @@ class ExecSessions:
         return frozenset(pid for pid, _ in self._relays.values())
 
     def owns(self, descriptor: int) -> bool:
-        """Whether this is the descriptor of a relay."""
+        """Return whether this is the descriptor of a relay."""
         return descriptor in self._relays
 
     def collect(self, descriptor: int) -> None:

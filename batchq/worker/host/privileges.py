@@ -136,7 +136,7 @@ def raised(*rights: Capability) -> Iterator[None]:
 
 
 def holds(right: Capability) -> bool:
-    """Whether this process may put a right into force."""
+    """Return whether this process may put a right into force."""
     return bool(_get()[1] & _bits([right]))
 
 

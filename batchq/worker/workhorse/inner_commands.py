@@ -181,7 +181,7 @@ class InnerCommands:
         raise NotStarted(PodOutcome(exit_code=_REFUSED, message=message))
 
     def owns(self, descriptor: int) -> bool:
-        """Whether this is the descriptor of the orders, or of a command."""
+        """Return whether this is the descriptor of the orders, or of a command."""
         return descriptor == self._control.fileno() or descriptor in self._places
 
     def handle(self, descriptor: int, now_ms: int, *, until_ms: int) -> None:
@@ -203,7 +203,7 @@ class InnerCommands:
         return tuple({inner.pid for inner in self._places.values()})
 
     def has_last(self) -> bool:
-        """Whether a command runs whose end will end the pod."""
+        """Return whether a command runs whose end will end the pod."""
         return any(inner.order.ends_pod for inner in self._places.values())
 
     def allow_until(self, at_ms: int) -> None:

@@ -444,8 +444,8 @@ class WorkHorse:
         return PodProgram(argv=argv, environment=environment, folder=template.working_dir)
 
     def _may_be_there(self, path: str, *, is_folder: bool = False) -> bool:
-        """Whether a path exists, as a folder if that is asked for; or something could be there that
-        only the pod's account sees.
+        """Return whether a path exists, as a folder if that is asked for; or something could be
+        there that only the pod's account sees.
         """
         try:
             mode = os.stat(path).st_mode  # noqa: PTH116 - as it is written

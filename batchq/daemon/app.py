@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from batchq import __version__
 from batchq.api.lifecycle import PodPhase
-from batchq.api.objects import DEFAULT, Metadata, Pod, PodGroup, Queue
+from batchq.api.objects import DEFAULT, Metadata, Node, Pod, PodGroup, Queue
 from batchq.api.transaction import Transaction, Write
 from batchq.daemon import OWN_MISTAKE, Services, Termination, leader, on_hangup
 from batchq.daemon.leader import Leadership, Mender, Quarantine
@@ -193,6 +193,8 @@ def _serve(
         """Take a turn after this process's own changes; the watcher tells of those by others."""
         if all(map(may_wait_for_a_turn, transactions)):
             loop.wake_soon()
+        elif any(map(frees_resources, transactions)):
+            loop.hurry()
         else:
             loop.wake()
 
@@ -204,9 +206,7 @@ def _serve(
         apart_s=lambda: loop.apart_s,
     )
     # Has its own thread, so that a long session does not delay pods that report to the leader.
-    node_reports = node_report_service(
-        store, epoch=leadership.epoch, ids=RandomIds(), freed=loop.hurry
-    )
+    node_reports = node_report_service(store, epoch=leadership.epoch, ids=RandomIds())
     reloads = reload_service(reload, store, identity=identity, wake=loop.wake)
     services = Services([leadership, loop, node_reports, changes, reloads], name="scheduler")
     metrics_server.follow(
@@ -246,6 +246,9 @@ def _load_scripts(store: RedisStore) -> None:
             )
 
 
+_ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.EVICTED)
+
+
 def may_wait_for_a_turn(transaction: Transaction) -> bool:
     """Return whether no further decision depends on a transaction.
 
@@ -256,6 +259,17 @@ def may_wait_for_a_turn(transaction: Transaction) -> bool:
     if transaction.charges or transaction.deliveries:
         return False
     return all(map(_changes_no_more, transaction.writes))
+
+
+def frees_resources(transaction: Transaction) -> bool:
+    """Return whether groups may be waiting for what a transaction frees: a pod has ended, or a node
+    takes pods.
+    """
+    return any(
+        (isinstance(one.value, Pod) and one.value.status.phase in _ENDED)
+        or (isinstance(one.value, Node) and one.value.status.ready)
+        for one in transaction.writes
+    )
 
 
 def _changes_no_more(write: Write) -> bool:

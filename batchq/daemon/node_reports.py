@@ -62,12 +62,9 @@ def node_report_service(
     *,
     epoch: Callable[[], int | None],
     ids: IdSource,
-    freed: Callable[[], None] = lambda: None,
 ) -> ThreadService:
-    """Return a service that applies node reports while `epoch` returns one, and calls `freed` after
-    reports that free resources.
-    """
-    reader = NodeReportReader(store, ids, freed=freed)
+    """Return a service that applies node reports while `epoch` returns one."""
+    reader = NodeReportReader(store, ids)
 
     def work(stopping: threading.Event) -> None:
         backoff = Backoff()
@@ -94,11 +91,8 @@ class NodeReportReader:
     next time.
     """
 
-    def __init__(
-        self, store: RedisStore, ids: IdSource, *, freed: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, store: RedisStore, ids: IdSource) -> None:
         self._store = store
-        self._freed = freed
         self._inboxes = store.report_queues
         self._ids = ids
         self._processor = NodeReportProcessor(store, ids)
@@ -192,9 +186,6 @@ class NodeReportReader:
             )
             # The commit also removes the applied reports and notifies their nodes.
             result = self._commit(plan, [by_report[id(one.posted)][1] for one in plan.steps], epoch)
-            # Wake the session at once: groups may be waiting for the freed resources.
-            if any(isinstance(one.report, Ended | Serves) for one in result.done):
-                self._freed()
             applied = {id(one) for one in result.applied}
             others = [one for one in result.done if id(one) not in applied]
             claimed = {one.node for one in others if isinstance(one.report, StartClaim)}

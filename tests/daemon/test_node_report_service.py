@@ -12,6 +12,7 @@ from batchq.api.node_report import Ended, Leaves, NodeReport, PodOutcome, Serves
 from batchq.api.objects import Launch, Node, Pod, PodGroupStatus
 from batchq.api.transaction import Write
 from batchq.daemon import ThreadService
+from batchq.daemon.app import frees_resources
 from batchq.daemon.node_reports import NodeReportReader, node_report_service
 from batchq.store import keys
 from batchq.store.node_channels import WakeReason
@@ -164,11 +165,12 @@ def test_a_thousand_simultaneous_starts_are_applied_at_once(redis_store: RedisSt
     assert redis_store.report_queues.pending("n1") == []
 
 
-def test_the_loop_hurries_after_an_end_or_a_new_node_but_not_after_a_claim(
+def test_an_end_and_a_new_node_free_resources_and_other_reports_do_not(
     redis_store: RedisStore,
 ) -> None:
-    calls: list[None] = []
-    reader = NodeReportReader(redis_store, RandomIds(), freed=lambda: calls.append(None))
+    seen: list[bool] = []
+    redis_store.changes.wrote = lambda written: seen.append(any(map(frees_resources, written)))
+    reader = NodeReportReader(redis_store, RandomIds())
     bound = pod(0, phase=PodPhase.BOUND, attempt=1, node="n1")
     redis_store.commit([writing(put(bound))], request_id="1")
     reports: tuple[NodeReport, ...] = (
@@ -177,12 +179,10 @@ def test_the_loop_hurries_after_an_end_or_a_new_node_but_not_after_a_claim(
         Ended(pod=bound.metadata.uid, attempt=1, outcome=PodOutcome(exit_code=0)),
         Leaves(agent="host:1:1"),
     )
-    seen: list[int] = []
     for report in reports:
         redis_store.report_queues.post("n1", report)
         reader.turn(None)
-        seen.append(len(calls))
-    assert seen == [1, 1, 2, 2]
+    assert seen == [False, True, False, True, False]
 
 
 def test_a_node_is_notified_when_its_claim_is_applied_and_not_for_an_end(

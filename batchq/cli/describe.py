@@ -462,11 +462,14 @@ def _found(client: Client, kind: str, name: str, namespace: str) -> Object:
 
 def _show_queue(client: Client, queue: Queue) -> None:
     overview = client.overview()
-    page = overview.queue_page(queue.metadata.name)
-    if page is not None:
-        show_queue_page(page, overview.at)
-        name = queue.metadata.name
-        checks.show_checks_of_queue(name, client.checks.of_queue(name), overview.at)
+    name = queue.metadata.name
+    page = overview.queue_page(name)
+    if page is None:
+        # The overview is a moment older than the record, or has no place for a damaged one.
+        show_plain(queue)
+        return
+    show_queue_page(page, overview.at)
+    checks.show_checks_of_queue(name, client.checks.of_queue(name), overview.at)
 
 
 def _what(words: tuple[str, ...]) -> tuple[str, str]:

@@ -372,3 +372,12 @@ def test_actions_on_queues_are_reported_in_json_too(batchq: Batchq, stage: Stage
 def test_no_queue_is_stopped_if_one_of_those_named_is_missing(batchq: Batchq, stage: Stage) -> None:
     assert batchq("queues", "stop", "default", "nobody").code == 6
     assert batchq("queues", "resume", "default").lines == ["queue default is not stopped"]
+
+
+def test_a_queue_that_the_overview_does_not_know_yet_is_shown_as_its_record(
+    batchq: Batchq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert batchq("queues", "create", "a").code == 0
+    monkeypatch.setattr(Overview, "queue_page", lambda *_: None)
+    shown = batchq("describe", "queue", "a")
+    assert (shown.code, shown.lines[0].split()) == (0, ["Queue:", "a"])

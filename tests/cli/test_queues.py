@@ -375,9 +375,9 @@ def test_no_queue_is_stopped_if_one_of_those_named_is_missing(batchq: Batchq, st
 
 
 def test_a_queue_that_the_overview_does_not_know_yet_is_shown_as_its_record(
-    batchq: Batchq, monkeypatch: pytest.MonkeyPatch
+    batchq: Batchq, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert batchq("queues", "create", "a").code == 0
+    stage.furnish(a_queue("a"))
     monkeypatch.setattr(Overview, "queue_page", lambda *_: None)
     shown = batchq("describe", "queue", "a")
     assert (shown.code, shown.lines[0].split()) == (0, ["Queue:", "a"])

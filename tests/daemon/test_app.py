@@ -82,7 +82,7 @@ def exit_code_of(record: Record) -> int:
             codes.append(code)
         return bool(codes)
 
-    until(ended, within_s=30)
+    until(ended)
     return codes[0]
 
 
@@ -103,7 +103,7 @@ def test_a_scheduler_waits_for_a_server_that_starts_later(start: Start, home: Ho
     until(lambda: said(waiting, "store.unavailable") == 1)
     ensure_server(home)
     until(lambda: said(waiting, "leader.elected") == 1, within_s=60)
-    assert said(waiting, "store.back") == 1
+    until(lambda: said(waiting, "store.back") == 1)
 
 
 @pytest.mark.e2e
@@ -150,9 +150,9 @@ def test_a_scheduler_outlives_its_server(start: Start, home: Home) -> None:
     leader = start("leader")
     until(lambda: said(leader, "leader.elected") == 1, within_s=60)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: said(leader, "store.unavailable") >= 1, within_s=30)
+    until(lambda: said(leader, "store.unavailable") >= 1)
     ensure_server(home)
-    until(lambda: said(leader, "store.back") >= 1, within_s=30)
+    until(lambda: said(leader, "store.back") >= 1)
     assert detached.is_running(leader)
 
 
@@ -267,7 +267,9 @@ def test_the_default_queue_is_made_once_and_never_replaced(store: RedisStore) ->
 
 
 def test_the_servers_clock_is_close_to_this_machines(store: RedisStore) -> None:
-    assert abs(store.now_ms() - SystemClock().now_ms()) < 1000
+    before = SystemClock().now_ms()
+    servers = store.now_ms()
+    assert before - 1000 < servers < SystemClock().now_ms() + 1000
 
 
 def test_a_turn_may_wait_where_no_decision_depends_on_what_was_written() -> None:

@@ -69,8 +69,7 @@ def test_a_scheduler_is_ready_once_a_turn_has_ended_well() -> None:
     with looping(turn) as (watched, _):
         assert watched.why_not_ready() == "no session has ended yet"
         let_go.set()
-        until(lambda: watched.why_not_ready() == "")
-        assert watched.why_not_live() == ""
+        until(lambda: watched.why_not_live() == watched.why_not_ready() == "")
 
 
 def test_a_turn_that_hangs_is_neither_alive_nor_ready() -> None:
@@ -107,7 +106,8 @@ def test_an_unavailable_server_makes_it_unready_but_stays_alive() -> None:
         why = watched.why_not_ready()
         assert re.fullmatch(r"the server has not answered for \d+ s", why)
         until(lambda: outage.lasts_s() > 3.0)
-        assert watched.why_not_live() == ""
+        until(lambda: watched.why_not_live() == "")
+        assert outage.unavailable
         away.clear()
         until(lambda: watched.why_not_ready() == "")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
+from http.client import HTTPException
 
 import pytest
 
@@ -24,19 +25,32 @@ from tests.daemon.waiting import until
 from tests.harness.ports import free_port
 
 
-@pytest.fixture
-def listener() -> Iterator[Listener]:
-    """A listener that answers /hello and allows half a second for each connection."""
+@contextmanager
+def listening(*, longest_s: float) -> Iterator[Listener]:
     made = Listener(
         listen(Address("127.0.0.1", 0)),
         {"/hello": lambda accept: HttpAnswer(status=HTTPStatus.OK, body=f"hi {accept}".encode())},
-        longest_s=0.5,
-        patience_s=10,
+        longest_s=longest_s,
+        patience_s=60,
     )
     made.start()
     yield made
     made.stop()
     assert not made.alive
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    """A listener that answers /hello."""
+    with listening(longest_s=60) as made:
+        yield made
+
+
+@pytest.fixture
+def hasty() -> Iterator[Listener]:
+    """A listener that answers /hello and allows half a second for each connection."""
+    with listening(longest_s=0.5) as made:
+        yield made
 
 
 def connected(listener: Listener) -> socket.socket:
@@ -107,18 +121,27 @@ def test_an_invalid_request_is_refused_and_later_ones_are_answered(listener: Lis
     assert get(f"{listener.url}/hello")[0] == 200
 
 
-def test_a_slow_client_is_cut_off_and_the_next_is_answered(listener: Listener) -> None:
-    slow = [connected(listener) for _ in range(MOST_AT_ONCE + 2)]
+def test_a_slow_client_is_cut_off_and_the_next_is_answered(hasty: Listener) -> None:
+    slow = [connected(hasty) for _ in range(MOST_AT_ONCE + 2)]
     for connection in slow:
         connection.sendall(b"GET /hel")
-    assert get(f"{listener.url}/hello") == (200, "hi ")
-    assert slow[0].recv(10) == b""
+
+    def is_answered() -> bool:
+        # On a busy machine, the next one may be too slow as well.
+        with suppress(OSError, HTTPException):
+            return get(f"{hasty.url}/hello") == (200, "hi ")
+        return False
+
+    until(is_answered)
+    # What it sent after it was cut off is answered with a reset.
+    with suppress(ConnectionResetError):
+        assert slow[0].recv(10) == b""
     for connection in slow:
         connection.close()
 
 
-def test_a_trickling_client_is_cut_off_all_the_same(listener: Listener) -> None:
-    with connected(listener) as connection:
+def test_a_trickling_client_is_cut_off_all_the_same(hasty: Listener) -> None:
+    with connected(hasty) as connection:
         connection.sendall(b"GET /")
 
         def is_cut_off() -> bool:

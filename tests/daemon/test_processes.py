@@ -30,15 +30,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield spawn
     for record in started:
-        end(record, patience_s=5, ask=signal.SIGKILL)
+        end(record, patience_s=60, ask=signal.SIGKILL)
 
 
 def test_a_process_is_recognised_until_it_has_ended(start: Start) -> None:
     record = start("exec sleep 60")
     assert is_running(record)
-    assert end(record, patience_s=5) is ProcessFate.ENDED
+    assert end(record, patience_s=60) is ProcessFate.ENDED
     assert not is_running(record)
-    assert end(record, patience_s=5) is ProcessFate.ABSENT
+    assert end(record, patience_s=60) is ProcessFate.ABSENT
 
 
 def test_a_zombie_does_not_run(start: Start) -> None:
@@ -51,7 +51,7 @@ def test_another_process_with_the_same_pid_is_another(start: Start) -> None:
     record = start("exec sleep 60")
     recycled = Record(name="it", pid=record.pid, birth="another:1", log="", started_at=0)
     assert not is_running(recycled)
-    assert end(recycled, patience_s=5) is ProcessFate.ABSENT
+    assert end(recycled, patience_s=60) is ProcessFate.ABSENT
     assert is_running(record)
 
 
@@ -75,7 +75,7 @@ def test_a_signal_that_the_parent_ignores_is_not_ignored_by_the_child(start: Sta
         record = start("exec sleep 60")
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert end(record, patience_s=5) is ProcessFate.ENDED
+    assert end(record, patience_s=60) is ProcessFate.ENDED
 
 
 def test_a_record_survives_writing_and_a_broken_one_is_none(tmp_path: Path) -> None:

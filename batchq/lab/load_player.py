@@ -374,8 +374,8 @@ class LoadRun:
         self._waits_only_for_resources = waits_only_for_resources(load, config)
         self.sessions = 0
         self._refused = 0
-        #: When the next clock runs out (ms). If more groups have ended since it was computed
-        #: (`_is_due_exact` is False), the next one runs out no earlier than that.
+        #: When the next clock runs out (ms). If more groups have ended or started since it was
+        #: computed (`_is_due_exact` is False), the next one runs out no earlier than that.
         self._due_at: int | None = None
         self._is_due_exact = True
         #: Uids of ended groups, which the next session will see.
@@ -493,11 +493,12 @@ class LoadRun:
             self._over.add(uid)
             self._progress.ended(uid, self._clock.now_ms() // SECOND)
             unseen.pop(uid, None)
-        if over:
-            # Without the clocks of these, the next one runs out no earlier.
-            self._is_due_exact = False
-        else:
-            self._due_at, self._is_due_exact = self._next_clock(), True
+        # Without the clocks of ended groups, the next one runs out no earlier. Starts add only
+        # their walltimes.
+        self._is_due_exact = False
+        if not over:
+            ends = [one.predicted_at for one in unseen.values()]
+            self._due_at = min((at for at in (self._due_at, *ends) if at is not None), default=None)
         if self._checks_each_time:
             self._check_settled()
 

@@ -17,7 +17,7 @@ from tests.client.stage import Stage, a_cluster
 from tests.harness import fork_server
 from tests.harness.server import Server
 
-SOON_S = 30
+SOON_S = 60
 
 
 @pytest.fixture

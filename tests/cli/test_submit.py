@@ -17,7 +17,7 @@ from tests.builders import a_group, a_node, a_task
 from tests.cli.conftest import Batchq, Ran
 from tests.client.stage import Stage
 
-SOON_S = 20
+SOON_S = 60
 
 FILE = """
 apiVersion: batchq/v1

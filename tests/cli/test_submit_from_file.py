@@ -24,7 +24,7 @@ from tests.harness.server import Server
 
 pytestmark = pytest.mark.both_doors
 
-SOON_S = 30
+SOON_S = 60
 
 
 @pytest.fixture

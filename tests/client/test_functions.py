@@ -29,7 +29,7 @@ from tests.client import calls
 from tests.client.stage import Stage
 
 #: Ended groups need no wait; only a defect would take so long.
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 def template(group: PodGroup) -> tuple[str, list[Any], dict[str, Any]]:

@@ -16,7 +16,7 @@ from tests.client.stage import Stage, a_cluster
 from tests.daemon.waiting import until
 from tests.harness.server import Server
 
-SOON_S = 20
+SOON_S = 60
 
 
 @pytest.fixture
@@ -117,17 +117,22 @@ def test_watching_outlasts_an_outage_and_misses_nothing(
 def test_a_wait_ends_with_its_time_though_the_server_is_away(
     server: Server, stage: Stage, bystander: Bystander
 ) -> None:
-    server.stop()
-    with pytest.raises(StoreUnavailable):
-        bystander.client.get("PodGroup", "x")
-    server.start()
-    future = bystander.threads.submit(bystander.client.wait, ["x"], timeout_s=3.0)
-    until(lambda: stage.store.get("PodGroup", "default/x") is not None, within_s=SOON_S)
-    server.stop()
-    with pytest.raises(WaitTimedOut) as caught:
-        future.result(SOON_S)
+    # A busy machine may need longer to stop the server.
+    for timeout_s in (3, 30):
+        server.stop()
+        with pytest.raises(StoreUnavailable):
+            bystander.client.get("PodGroup", "x")
+        server.start()
+        future = bystander.threads.submit(bystander.client.wait, ["x"], timeout_s=float(timeout_s))
+        until(lambda: stage.store.get("PodGroup", "default/x") is not None, within_s=SOON_S)
+        server.stop()
+        with pytest.raises(WaitTimedOut) as caught:
+            future.result(SOON_S)
+        if " is Running after " not in caught.value.message:
+            break
+        server.start()
     assert caught.value.message == (
-        f"PodGroup default/x could not be read within 3s: the server at {server.url}"
+        f"PodGroup default/x could not be read within {timeout_s}s: the server at {server.url}"
         " is not running: the connection is refused"
     )
 

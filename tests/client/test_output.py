@@ -13,7 +13,7 @@ from batchq.store import keys
 from tests.client.stage import Stage
 from tests.harness.server import Server
 
-SOON_S = 20
+SOON_S = 60
 
 
 def write(stage: Stage, pod: int, data: bytes, *, stream: str = "stdout", group: str = "x") -> None:

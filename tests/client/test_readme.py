@@ -14,7 +14,7 @@ from tests.client.stage import Stage
 from tests.harness.server import Server
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-SOON_S = 30
+SOON_S = 60
 
 
 def run_to_the_end(stage: Stage, done: Future[None]) -> None:

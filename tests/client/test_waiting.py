@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
@@ -16,7 +17,7 @@ from tests.builders import a_queue
 from tests.client.stage import Stage
 from tests.harness.server import Server
 
-SOON_S = 20
+SOON_S = 60
 
 
 class Waiter:
@@ -89,8 +90,9 @@ def test_waiting_for_a_cancelled_group_waits_for_its_processes(
     future = waiter.wait("x")
     with pytest.raises(WaitTimedOut) as caught:
         stage.client.wait(["x"], timeout_s=0.2)
-    assert caught.value.message == (
-        "PodGroup default/x is Cancelled after 0s, but processes of it still run"
+    assert re.fullmatch(
+        r"PodGroup default/x is Cancelled after \d+s, but processes of it still run",
+        caught.value.message,
     )
     assert not future.done()
     stage.end("x", exit_code=143)
@@ -132,8 +134,9 @@ def test_time_runs_out_with_the_reason_why(stage: Stage) -> None:
     stage.turn()
     with pytest.raises(WaitTimedOut) as caught:
         stage.client.wait(["x"], timeout_s=0.1)
-    assert caught.value.message.startswith(
-        "PodGroup default/x is Pending after 0s (ExceedsCapacity: needs cpu 9, and the cluster"
+    assert re.match(
+        r"PodGroup default/x is Pending after \d+s \(ExceedsCapacity: needs cpu 9, and the cluster",
+        caught.value.message,
     )
 
 

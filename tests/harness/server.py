@@ -18,7 +18,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-READY_WITHIN_S = 20.0
+READY_WITHIN_S = 60.0
 
 
 def server_binary() -> Path:

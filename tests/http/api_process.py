@@ -24,7 +24,7 @@ from batchq.client.access_control import Delegate
 from batchq.http.server import ApiServer, ListenAddress, ServeOptions
 from tests.harness import fork_server
 
-READY_WITHIN_S = 30.0
+READY_WITHIN_S = 90.0
 
 # uvicorn looks ten times a second whether it should end, and pauses as long when it does: more than
 # most tests take.

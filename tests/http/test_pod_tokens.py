@@ -433,7 +433,7 @@ def json_lines(*documents: dict[str, Any]) -> bytes:
 
 def patiently(condition: Any) -> None:
     pause = threading.Event()
-    for _ in range(400):
+    for _ in range(1_200):
         if condition():
             return
         pause.wait(0.05)

@@ -176,7 +176,7 @@ def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     words = [program, "-D", "-e", "-f", str(tmp_path / "sshd_config")]
     with (tmp_path / "sshd.log").open("wb") as log, subprocess.Popen(words, stderr=log) as process:
         pause = threading.Event()
-        for _ in range(500):
+        for _ in range(3_000):
             if "Server listening" in (tmp_path / "sshd.log").read_text():
                 break
             pause.wait(0.02)

@@ -54,7 +54,7 @@ class Lab:
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Wait until the API knows of a change."""
-        for _ in range(400):
+        for _ in range(1_200):
             if condition():
                 return
             self._waits.wait(0.05)

@@ -19,7 +19,7 @@ from tests.e2e.machine import until
 from tests.harness.guarded import ADMIN
 from tests.poison.damage import DEEP
 
-WITHIN_S = 10
+WITHIN_S = 60
 #: RQ's keys of one node.
 RQ = "{bq}-rq:n1:"
 _NUMBERS = count()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import redis
 from msgspec import structs
 
 from batchq.api.objects import NodeStatus
@@ -11,6 +12,7 @@ from batchq.store.liveness import Contact
 from batchq.store.redis import RedisStore
 from tests.contract.made import node, put, queue, writing
 from tests.harness.server import Server
+from tests.store.test_leases import clock_of
 
 
 class Hands:
@@ -82,12 +84,12 @@ def test_without_a_leader_there_is_no_generation(redis_store: RedisStore) -> Non
     assert (found.generation, found.restarted_at) == (0, None)
 
 
-def test_the_first_leader_begins_a_generation(redis_store: RedisStore) -> None:
-    before = redis_store.now_ms()
+def test_the_first_leader_begins_a_generation(redis_store: RedisStore, raw: redis.Redis) -> None:
+    before = clock_of(raw)
     redis_store.lead("one", 30_000)
     found = standing(redis_store)
     assert found.restarted_at is not None
-    assert before <= found.restarted_at <= redis_store.now_ms()
+    assert before <= found.restarted_at <= clock_of(raw)
     assert found.generation == found.restarted_at // 1000
     assert not found.forgot
 

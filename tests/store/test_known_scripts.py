@@ -92,8 +92,11 @@ def test_a_scheduler_loads_the_scripts_that_it_does_not_call_itself(
 
 
 def test_a_user_who_may_load_no_scripts_waits_until_a_scheduler_has_loaded_them(
-    guarded: GuardedServer, open_as: Callable[[str], RedisStore]
+    guarded: GuardedServer,
+    open_as: Callable[[str], RedisStore],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(link, "LONGEST_ASK_S", WITHIN_S)
     scheduler = open_as("scheduler")
     loading = threading.Timer(0.3, scheduler.link.keep_scripts)
     loading.start()

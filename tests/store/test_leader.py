@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import redis
+
 from batchq.api.transaction import Transaction, Word, count_of, generation_of
 from batchq.store.redis import Leader, RedisStore
 from tests.contract.made import put, queue, writing
 from tests.harness.server import Server
+from tests.store.test_leases import clock_of
 
 
 def until_past(store: RedisStore, instant_ms: int) -> None:
@@ -32,14 +35,16 @@ def test_a_new_store_has_no_leader(redis_store: RedisStore) -> None:
     assert redis_store.leader() is None
 
 
-def test_the_first_to_ask_leads_and_keeps_leading(redis_store: RedisStore) -> None:
+def test_the_first_to_ask_leads_and_keeps_leading(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
     assert counted_epoch(redis_store, "one") == 1
     assert redis_store.lead("two", 30_000) is None
     assert counted_epoch(redis_store, "one") == 1
     leader = redis_store.leader()
     assert leader is not None
     assert (leader.identity, count_of(leader.epoch)) == ("one", 1)
-    assert 0 < leader.expires_at - redis_store.now_ms() <= 30_000
+    assert 0 < leader.expires_at - clock_of(raw) <= 30_000
 
 
 def test_another_leads_once_the_lease_has_ended(open_redis: Callable[[], RedisStore]) -> None:
@@ -68,12 +73,14 @@ def test_another_leads_at_once_after_a_resignation(redis_store: RedisStore) -> N
     assert counted_epoch(redis_store, "two") == 2
 
 
-def test_the_leaders_lease_ends_by_the_servers_clock(redis_store: RedisStore) -> None:
-    before = redis_store.now_ms()
+def test_the_leaders_lease_ends_by_the_servers_clock(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    before = clock_of(raw)
     redis_store.lead("one", 5_000)
     leader = redis_store.leader()
     assert isinstance(leader, Leader)
-    assert before + 5_000 <= leader.expires_at <= redis_store.now_ms() + 5_000
+    assert before + 5_000 <= leader.expires_at <= clock_of(raw) + 5_000
 
 
 def test_a_server_restored_from_an_older_file_repeats_no_epoch() -> None:

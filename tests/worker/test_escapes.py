@@ -257,7 +257,7 @@ def test_a_pod_that_cannot_be_killed_keeps_its_resources_and_its_node_takes_no_m
     stage: Stage, freezer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_TEST_AGENT_IS_HASTY", "")
-    stage.start_agent(lease_ms=3000)
+    stage.start_agent(lease_ms=15_000)
     flag = stage.home / "flag"
     (pod,) = stage.bind(
         "sh",
@@ -272,8 +272,8 @@ def test_a_pod_that_cannot_be_killed_keeps_its_resources_and_its_node_takes_no_m
     until(lambda: not node_of(stage).status.ready, within_s=WITHIN_S)
     assert node_of(stage).status.reason == f"processes of its pods cannot be killed: {stuck}"
     assert "processes cannot be killed" in stage.log_text()
-    # Longer than its lease, which the agent has to renew.
-    threading.Event().wait(4.0)
+    # The agent has to renew its lease.
+    stage.await_renewals(pod, 3)
     assert is_alive(stuck)
     assert stage.now(pod).status.phase == PodPhase.RUNNING
     assert stage.store.ledger()["node:n1"] == {"cpu": 1000, "pods": 1000}

@@ -77,7 +77,7 @@ def test_two_pods_of_an_image_pull_it_once_and_a_later_one_not_again(
 
 
 def test_other_pods_run_while_an_image_is_pulled(stage: Stage, podman: FakePodman) -> None:
-    stage.start_agent(lease_ms=2_000)
+    stage.start_agent(lease_ms=10_000)
     [long] = stage.bind("sleep", "60")
     stage.started(long)
     [pod] = bind(stage, "true")

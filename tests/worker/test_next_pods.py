@@ -21,6 +21,18 @@ pytestmark = pytest.mark.e2e
 PARENT = ("sh", "-c", "echo $PPID $MINE; ls /proc/$PPID/fd | wc -l")
 
 
+@pytest.fixture
+def short_idleness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let idle work-horses wait as long as a busy machine may need for the next order."""
+    monkeypatch.setenv("A_TEST_AGENT_LINGERS", "4000")
+
+
+@pytest.fixture
+def long_idleness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let idle work-horses not end before the test does."""
+    monkeypatch.setenv("A_TEST_AGENT_LINGERS", "600000")
+
+
 def run_pod_to_its_end(stage: Stage, *command: str, **template: object) -> tuple[Pod, list[str]]:
     """Run a pod that succeeds; return it and the words it printed."""
     (pod,) = stage.bind(*command, **template)  # type: ignore[arg-type]  # fields of a template
@@ -28,6 +40,7 @@ def run_pod_to_its_end(stage: Stage, *command: str, **template: object) -> tuple
     return pod, stage.output(pod).split()
 
 
+@pytest.mark.usefixtures("short_idleness")
 def test_consecutive_pods_share_one_work_horse_which_then_ends(stage: Stage) -> None:
     stage.start_agent(slots=1)
     pods = stage.bind(*PARENT, replicas=16)
@@ -40,6 +53,7 @@ def test_consecutive_pods_share_one_work_horse_which_then_ends(stage: Stage) -> 
     until(lambda: not is_alive(int(printed[0][0])), within_s=WITHIN_S)
 
 
+@pytest.mark.usefixtures("long_idleness")
 def test_the_next_pod_does_not_see_the_environment_of_the_one_before(stage: Stage) -> None:
     stage.start_agent(slots=1)
     _, first = run_pod_to_its_end(stage, *PARENT, env={"MINE": "secret"})
@@ -57,10 +71,11 @@ def test_killing_an_idle_work_horse_loses_no_pod(stage: Stage) -> None:
     assert other != horse
 
 
+@pytest.mark.usefixtures("long_idleness")
 def test_killing_a_work_horse_with_an_unread_order_loses_no_pod(stage: Stage) -> None:
     stage.start_agent(slots=1)
     _, (horse, _) = run_pod_to_its_end(stage, *PARENT)
-    # It is stopped before it is idle for long, and the next pod is sent to it.
+    # It is idle, and the next pod is sent to it.
     os.kill(int(horse), signal.SIGSTOP)
     (pod,) = stage.bind(*PARENT)
     until(lambda: stage.now(pod).status.phase == PodPhase.RUNNING)
@@ -71,6 +86,7 @@ def test_killing_a_work_horse_with_an_unread_order_loses_no_pod(stage: Stage) ->
     assert other != horse
 
 
+@pytest.mark.usefixtures("long_idleness")
 def test_a_work_horse_that_dies_with_an_unread_command_does_not_run_its_pod_again(
     stage: Stage, tmp_path: Path
 ) -> None:
@@ -110,6 +126,7 @@ def test_a_killed_work_horse_loses_only_the_pod_that_it_runs(stage: Stage) -> No
     run_pod_to_its_end(stage, "true")
 
 
+@pytest.mark.usefixtures("long_idleness")
 def test_a_drained_agent_does_not_wait_for_idle_work_horses(stage: Stage) -> None:
     agent = stage.start_agent(slots=1)
     run_pod_to_its_end(stage, "true")
@@ -117,6 +134,7 @@ def test_a_drained_agent_does_not_wait_for_idle_work_horses(stage: Stage) -> Non
     assert agent.wait(timeout=WITHIN_S) == 0
 
 
+@pytest.mark.usefixtures("short_idleness")
 def test_further_functions_are_forked_from_an_interpreter_that_ends_with_the_work_horse(
     stage: Stage, tmp_path: Path
 ) -> None:

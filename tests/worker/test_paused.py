@@ -71,15 +71,16 @@ def test_a_command_ends_with_its_lease_even_if_its_work_horse_stops_at_once(
 
 
 @pytest.mark.e2e
-def test_a_paused_work_horse_loses_its_pod_well_before_the_lease_ends(stage: Stage) -> None:
+def test_a_paused_work_horse_loses_its_pod_before_the_lease_ends(stage: Stage) -> None:
     stage.start_agent(lease_ms=LEASE_MS)
     (pod,) = stage.bind("sh", "-c", "sleep 600 & echo up; wait")
     group, horse = stage.started(pod, saying="up"), stage.horse_of(pod)
     os.kill(horse, signal.SIGSTOP)
-    until(lambda: not members(group), within_s=LEASE_MS / 1000 * 2 / 3)
+    until(lambda: not members(group))
     status = stage.ended(pod).status
     assert (status.phase, status.reason, status.failures) == (PodPhase.EVICTED, "NodeLost", 0)
     assert not is_alive(horse)
+    # It was the agent that killed it, and not the guard at the end of its lease.
     assert "paused work-horse killed" in stage.log_text()
 
 
@@ -98,13 +99,14 @@ def test_a_work_horse_that_is_paused_for_a_moment_continues(stage: Stage) -> Non
 
 @pytest.mark.e2e
 def test_the_pods_of_a_paused_agent_outlive_their_first_lease(stage: Stage) -> None:
-    agent = stage.start_agent(lease_ms=4_000)
+    agent = stage.start_agent(lease_ms=LEASE_MS)
     flag = stage.home / "flag"
     (pod,) = stage.bind("sh", "-c", f"echo up; while ! test -e {flag}; do sleep 0.05; done")
     group = stage.started(pod, saying="up")
     agent.send_signal(signal.SIGSTOP)
-    paused_at = stage.store.now_ms()
-    until(lambda: stage.store.now_ms() > paused_at + 6_000)
+    # Some renewals of the agent may have been under way; the work-horse's follow a third of a
+    # lease later.
+    stage.await_renewals(pod, 3)
     assert members(group) != []
     flag.touch()
     assert stage.ended(pod).status.phase == PodPhase.SUCCEEDED
@@ -112,7 +114,7 @@ def test_the_pods_of_a_paused_agent_outlive_their_first_lease(stage: Stage) -> N
 
 
 @pytest.mark.e2e
-def test_a_pod_ends_before_its_lease_when_agent_and_work_horse_are_both_paused(
+def test_a_pod_ends_with_its_lease_when_agent_and_work_horse_are_both_paused(
     stage: Stage,
 ) -> None:
     agent = stage.start_agent(lease_ms=LEASE_MS)
@@ -120,7 +122,7 @@ def test_a_pod_ends_before_its_lease_when_agent_and_work_horse_are_both_paused(
     group, horse = stage.started(pod, saying="up"), stage.horse_of(pod)
     agent.send_signal(signal.SIGSTOP)
     os.kill(horse, signal.SIGSTOP)
-    until(lambda: members(group) == [], within_s=LEASE_MS / 1000)
+    until(lambda: members(group) == [])
     os.kill(horse, signal.SIGCONT)
     agent.send_signal(signal.SIGCONT)
     status = stage.ended(pod).status

@@ -196,7 +196,13 @@ def test_a_pod_delivered_twice_runs_once(stage: Stage) -> None:
 
 def test_the_number_of_running_pods_does_not_exceed_the_slots(stage: Stage) -> None:
     stage.start_agent(slots=2)
-    script = "mkdir r$BATCHQ_INDEX; ls -d r? | wc -l; sleep 0.3; rmdir r$BATCHQ_INDEX"
+    # The first pod waits for the second one, which a busy machine may start much later.
+    script = (
+        "mkdir r$BATCHQ_INDEX; until test -e met; do"
+        " test $(ls -d r? | wc -l) -lt 2 || touch met; sleep 0.05; done;"
+        " sleep 0.3; ls -d r? | wc -l; rmdir r$BATCHQ_INDEX"
+    )
     pods = stage.bind("sh", "-c", script, replicas=5, working_dir=str(stage.home))
     assert {stage.ended(pod).status.phase for pod in pods} == {PodPhase.SUCCEEDED}
-    assert max(int(stage.output(pod)) for pod in pods) == 2
+    assert (stage.home / "met").exists()
+    assert max(int(stage.output(pod)) for pod in pods) <= 2

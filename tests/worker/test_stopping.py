@@ -60,7 +60,10 @@ def test_the_walltime_of_an_array_pod_counts_from_its_own_start(stage: Stage) ->
     slow, quick = stage.bind(
         "sh", "-c", 'test "$BATCHQ_INDEX" = 1 || sleep 60', replicas=2, group_spec=array
     )
-    assert stage.ended(quick).status.phase == PodPhase.SUCCEEDED
+    status = stage.ended(quick).status
+    # On a busy machine, it may take as long.
+    lasted_ms = (status.finished_at or 0) - (status.started_at or 0)
+    assert status.phase == PodPhase.SUCCEEDED or lasted_ms >= 1500
     status = stage.ended(slow).status
     assert (status.phase, status.reason) == (PodPhase.FAILED, "WalltimeExceeded")
     assert (status.finished_at or 0) - (status.started_at or 0) >= 1500

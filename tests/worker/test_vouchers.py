@@ -154,7 +154,7 @@ def test_a_pod_that_has_written_something_lets_its_connection_go(
 
 @pytest.mark.e2e
 def test_a_quiet_pod_outlives_its_first_lease_while_its_agent_runs(stage: Stage) -> None:
-    stage.start_agent(lease_ms=4_000)
+    stage.start_agent(lease_ms=8_000)
     (pod,) = stage.bind("sh", "-c", "sleep 600")
     group = stage.started(pod)
     started_at = stage.store.now_ms()
@@ -199,7 +199,7 @@ def test_a_quiet_pod_is_killed_when_its_agent_is_stopped_and_the_server_is_gone(
     agent.send_signal(signal.SIGSTOP)
     raw.config_set("maxclients", 1)
     raw.client_kill_filter(_type="normal", skipme=True)
-    until(lambda: members(group) == [], within_s=9.0)
+    until(lambda: members(group) == [])
     raw.config_set("maxclients", 1_000)
     agent.send_signal(signal.SIGCONT)
     assert stage.ended(pod).status.reason == "NodeLost"

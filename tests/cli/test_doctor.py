@@ -198,10 +198,17 @@ def test_the_status_is_data_too(batchq: Batchq, stage: Stage) -> None:
     )
 
 
+def stop_the_clock(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> int:
+    """Let every store of this process show the present time from now on, and return it."""
+    now_ms = stage.store.now_ms()
+    monkeypatch.setattr(RedisStore, "now_ms", lambda _: now_ms)
+    return now_ms
+
+
 def test_a_killed_scheduler_does_not_stand_by(
-    batchq: Batchq, stage: Stage, server: Server, raw: redis.Redis
+    batchq: Batchq, stage: Stage, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed_at = stage.store.now_ms() - 12_000
+    killed_at = stop_the_clock(monkeypatch, stage) - 12_000
     raw.hset("{bq}:schedulers", "host:12:abcd", f"{killed_at} 1 0.1.0")
     assert batchq("scheduler", "--status").lines[-1].split()[:4] == [
         *("host:12:abcd", "silent"),
@@ -228,13 +235,19 @@ def test_without_a_leader_schedulers_on_standby_are_named(batchq: Batchq, stage:
 
 @pytest.mark.parametrize(("seen_ms_ago", "role"), [(3_000, "follower"), (5_500, "silent")])
 def test_a_leader_that_was_killed_does_not_stand_by(
-    seen_ms_ago: int, role: str, batchq: Batchq, stage: Stage, raw: redis.Redis
+    seen_ms_ago: int,
+    role: str,
+    batchq: Batchq,
+    stage: Stage,
+    raw: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_ms = stage.store.now_ms()
     stage.store.resign("stage")
     stage.store.lead("host:12:abcd", 1)
     until(lambda: stage.store.now_ms() > now_ms + 1 and not leads(stage))
-    raw.hset("{bq}:schedulers", "host:12:abcd", f"{stage.store.now_ms() - seen_ms_ago} 1 0.1.0")
+    seen_at = stop_the_clock(monkeypatch, stage) - seen_ms_ago
+    raw.hset("{bq}:schedulers", "host:12:abcd", f"{seen_at} 1 0.1.0")
     done = batchq("scheduler", "--status")
     assert done.lines[0].startswith("no scheduler leads; host:12:abcd did until ")
     assert done.lines[-1].split()[:2] == ["host:12:abcd", role]

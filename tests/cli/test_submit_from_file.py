@@ -13,8 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import redis
 
 from batchq.api.objects import PodGroup
+from batchq.store import keys
 from tests.builders import a_priority, a_queue
 from tests.cli.conftest import Batchq, Ran, run
 from tests.client.stage import Stage
@@ -363,11 +365,41 @@ def many(file: Path) -> str:
     return write(file, *(a_line(f"n-{number}") for number in range(MANY)))
 
 
+class Barrier(ControlledProxy):
+    """A proxy that holds all data from the third batch on, until `mend`."""
+
+    def __init__(self, server: Path) -> None:
+        super().__init__(server)
+        self.has_held = False
+        self._client = redis.Redis(unix_socket_path=str(server))
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._client.close()
+
+    def _let_through(self, is_request: bool) -> bool:
+        # Of 500 groups each.
+        if is_request and not self.has_held and self._groups() >= 1_000:
+            self.has_held = True
+            self.block()
+        return super()._let_through(is_request)
+
+    def _groups(self) -> int:
+        return int(self._client.hlen(keys.objects("PodGroup")))
+
+
 def interrupted(
     server: Server, many: str, by: signal.Signals, out: Path
 ) -> tuple[int, list[str], str]:
     """Return the exit code, the reported groups, and stderr."""
-    words = ["--redis-url", server.url, "submit", "--from-file", many, "-o", "name"]
+    with Barrier(server.socket) as road:
+        return _interrupted(road, many, by, out)
+
+
+def _interrupted(
+    road: Barrier, many: str, by: signal.Signals, out: Path
+) -> tuple[int, list[str], str]:
+    words = ["--redis-url", road.url, "submit", "--from-file", many, "-o", "name"]
     with out.open("w") as output:
         process = fork_server.Process(
             [sys.executable, "-m", "batchq.cli", *words],
@@ -376,9 +408,15 @@ def interrupted(
             text=True,
         )
         pause = threading.Event()
-        while not out.stat().st_size and process.poll() is None:
+        while not (out.stat().st_size and road.has_held) and process.poll() is None:
             pause.wait(0.005)
         process.send_signal(by)
+        if by == signal.SIGKILL:
+            # What is held must not arrive later.
+            process.wait()
+            road.cut()
+        else:
+            road.mend()
         _, err = process.communicate(timeout=SOON_S)
     return process.returncode, out.read_text().splitlines(), err
 

@@ -49,7 +49,7 @@ def test_controllers_open_their_gates_at_the_same_moment(
 
     def opens(gate: str) -> bool:
         with Client(server.url, component=f"{gate}-controller") as mine:
-            start.wait(30)
+            start.wait(90)
             return mine.gates.open("g", gate)
 
     with ThreadPoolExecutor(len(NAMES)) as pool:

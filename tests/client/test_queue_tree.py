@@ -50,7 +50,7 @@ def test_concurrent_applies_succeed_as_far_as_the_guarantee_allows(
 
     def add(number: int) -> str:
         with Client(server.url) as client:
-            start.wait(timeout=30)
+            start.wait(timeout=90)
             try:
                 client.apply([a_queue(f"q{number}", parent="org", guarantee={"cpu": 1000})])
             except BatchqError as refused:

@@ -27,5 +27,5 @@ def home(tmp_path: Path) -> Iterator[Home]:
     for path in made.run.glob("*.json"):
         record = detached.read_record(path)
         if record is not None and path != embedded_server.record_path(made):
-            detached.end(record, patience_s=10)
+            detached.end(record, patience_s=60)
     embedded_server.stop_server(made)

@@ -57,7 +57,7 @@ def start(home: Home) -> Iterator[Start]:
 
     yield spawn
     for record in started:
-        detached.end(record, patience_s=15)
+        detached.end(record, patience_s=60)
 
 
 @pytest.fixture

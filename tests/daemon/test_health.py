@@ -43,7 +43,7 @@ def looping(
         crashed=lambda _: None,
         asking_s=asking_s,
         backoff=Backoff(first_ms=10, longest_ms=20),
-        patience_s=10,
+        patience_s=60,
     )
     watched.follow(loop, outage)
     loop.start()

@@ -67,7 +67,7 @@ def running(
         crashed=crashed,
         asking_s=asking_s,
         backoff=Backoff(first_ms=10, longest_ms=20),
-        patience_s=10,
+        patience_s=60,
     )
     loop.start()
     try:

@@ -277,7 +277,7 @@ def test_a_standby_scheduler_reloads_too_and_publishes_when_it_leads(
         until(lambda: "inQueueTimeout: 102s" in (read_config_text(store) or ""))
     finally:
         store.close()
-        detached.end(second, patience_s=15)
+        detached.end(second, patience_s=60)
 
 
 def test_a_scheduler_killed_during_a_reload_uses_the_file_after_its_restart(
@@ -353,7 +353,7 @@ def test_a_reload_without_a_scheduler_is_refused(home: Home) -> None:
     home.prepare()
     report = stack.up(home, UpOptions(agents=0))
     with Client(default_url(home)) as client:
-        detached.end(scheduler_of(home), patience_s=15)
+        detached.end(scheduler_of(home), patience_s=60)
         with pytest.raises(NotFound, match="no scheduler that `batchq up` has started"):
             ask_to_reload(home, client)
     assert report.running

@@ -180,7 +180,7 @@ def pair(home: Home, store: RedisStore) -> Iterator[dict[str, Record]]:
     by_pid = {str(record.pid): record for record in records}
     yield {seen.identity: by_pid[seen.identity.split(":")[1]] for seen in attending(store)}
     for record in records:
-        detached.end(record, patience_s=15)
+        detached.end(record, patience_s=60)
 
 
 @pytest.mark.e2e

@@ -13,7 +13,7 @@ from typing import Any
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.objects import PodGroup, key_of
 from batchq.daemon import embedded_server
-from tests.e2e.machine import Machine, group, kill, phase, until
+from tests.e2e.machine import LONG_LEASE, STEADY, Machine, group, kill, phase, until
 from tests.swarm.checker import broken, left_over
 from tests.swarm.diary import Run, read_runs
 from tests.swarm.load import Design
@@ -48,7 +48,7 @@ class Admissions:
         self.approval: subprocess.Popen[str] | None = None
         self.budget: subprocess.Popen[str] | None = None
         self.start_scheduler()
-        machine.agent("n1", "cpu=8,memory=1Gi")
+        machine.agent("n1", "cpu=8,memory=1Gi", options=LONG_LEASE)
         self._apply(_CLASSES)
         self.start_controllers()
 
@@ -70,7 +70,8 @@ class Admissions:
 
     def start_scheduler(self) -> None:
         """Start another scheduler, and return once it leads or follows."""
-        started = self.machine.start("scheduler", "--config", str(self.machine.quick))
+        config = self.machine.file("steady.yaml", STEADY)
+        started = self.machine.start("scheduler", "--config", str(config))
         until(
             lambda: "leader." in self.machine.output_of(started),
             what="a scheduler leads or follows",

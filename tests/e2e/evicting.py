@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import Evictions, Pod
 from batchq.daemon import embedded_server as embedded
-from tests.e2e.machine import Machine, group, kill, phase, pods_of, until
+from tests.e2e.machine import LONG_LEASE, STEADY, Machine, group, kill, phase, pods_of, until
 from tests.swarm.diary import Run, read_runs
 from tests.swarm.load import Design
 
@@ -63,13 +63,14 @@ class Cluster:
         self._closing.close()
 
     def start_scheduler(self) -> None:
-        """Start another scheduler, with the quick settings and the default actions and plugins."""
-        config = ("--config", str(self.machine.quick))
+        """Start another scheduler, with quick settings and the default actions and plugins."""
+        config = ("--config", str(self.machine.file("steady.yaml", STEADY)))
         self.schedulers.append(self.machine.start("scheduler", *config))
 
     def agent(self, name: str, cpus: int = 2) -> None:
         """Start an agent with `cpus`, and wait until its node is ready."""
-        self.agents[name] = self.machine.agent(name, f"cpu={cpus},memory=512Mi")
+        resources = f"cpu={cpus},memory=512Mi"
+        self.agents[name] = self.machine.agent(name, resources, options=LONG_LEASE)
 
     def kill_leader(self) -> None:
         """`kill -9` the leader."""

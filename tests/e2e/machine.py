@@ -44,6 +44,8 @@ QUICK_AGENT = (*_AGENT_OF_PIDS, "--beat", "500ms", "--lease", "2s", "--drain-tim
 #: node stays, and a gang keeps its places.
 PATIENT = QUICK.replace("nodeTimeout: 3s", "nodeTimeout: 10m").replace("20s", "10m")
 LONG_LEASE = ("--lease", "60s")
+#: Quick settings with which a busy machine loses no node; its agents need a long lease, too.
+STEADY = QUICK.replace("nodeTimeout: 3s", "nodeTimeout: 10m")
 COMMAND_WITHIN_S = 90.0
 #: After this time, processes are asked to end a second time. An agent kills its pods then, which
 #: may have a long grace.

@@ -149,7 +149,8 @@ def test_an_exhausted_budget_stops_running_groups_until_it_is_raised(
     admissions.submit_diary("d", "d-meter", namespace="lab")
     admissions.await_check("lab/d-meter", "approval-d")
     admissions.set("lab/d-meter", "approval-d", "True")
-    admissions.await_running("lab/d-meter")
+    # It is stopped so soon that a busy test may not see it run.
+    until(lambda: admissions.events("lab/d-meter", "Running") != [], what="it has run")
     admissions.submit("d", "d-next", "true", replicas=1, min_member=1)
 
     # Another group gets its quota once its process has ended.

@@ -221,7 +221,7 @@ def test_an_allocation_that_ends_before_its_command_says_why(
     name = f"brief{ends_with}"
     file = stack.root / f"{name}.end"
     script = f"until [ -e {file} ]; do sleep 0.1; done; exit {ends_with}"
-    words = ("alloc", "--name", name, *SMALL, "--walltime", "2s", "--", "sh", "-c", script)
+    words = ("alloc", "--name", name, *SMALL, "--walltime", "5s", "--", "sh", "-c", script)
     process = stack.start(*words)
     until(lambda: "waiting for the command here" in stack.output_of(process), what="it has ended")
     file.touch()

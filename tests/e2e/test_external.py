@@ -44,10 +44,10 @@ def _path() -> str:
 def test_the_examples_run_together(machine: Machine) -> None:
     machine.up(agents=0)
     machine.batchq("apply", "-f", str(EXAMPLES / "external.yaml"))
-    machine.batchq("wait", "render", "--for", "admitted", "--timeout", "30s")
+    machine.batchq("wait", "render", "--for", "admitted", "--timeout", "90s")
     out, err = consumer(machine).communicate(timeout=120)
     assert (out.splitlines(), err.splitlines()) == (["rendered"], ["running default/render"])
-    machine.batchq("wait", "render", "--timeout", "30s")
+    machine.batchq("wait", "render", "--timeout", "90s")
     listed = json.loads(machine.batchq("jobs", "-o", "json").stdout)["items"]
     assert [item["phase"] for item in listed] == ["Completed"]
 
@@ -61,8 +61,8 @@ def test_a_restarted_scheduler_finds_claims_and_reports_made_in_between(
         client.submit(external=True, name="f")
         until(lambda: phase(client, "e") == phase(client, "f") == "InQueue")
         with (
-            client.external.claim("e", holder="w", ttl="5s") as claim,
-            client.external.claim("f", holder="w", ttl="5s"),
+            client.external.claim("e", holder="w", ttl="60s") as claim,
+            client.external.claim("f", holder="w", ttl="60s"),
         ):
             claim.report("running")
             until(lambda: phase(client, "e") == "Running")

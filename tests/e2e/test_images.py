@@ -15,7 +15,7 @@ from tests.e2e.machine import QUICK, Machine, pods_of, until
 from tests.harness.fake_podman import IMAGE, FakePodman
 
 #: Shorter than the pull below takes.
-HASTY = QUICK.replace("inQueueTimeout: 20s", "inQueueTimeout: 1s")
+HASTY = QUICK.replace("inQueueTimeout: 20s", "inQueueTimeout: 3s")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_gang_meets_when_its_image_was_pulled_on_each_node(
     def has_waited_for_long() -> bool:
         found = re.search(shown, machine.batchq("why", "train").stdout)
         assert found is not None
-        return int(found[1]) >= 3
+        return int(found[1]) >= 5
 
     # The timeout for places has passed by then.
     until(has_waited_for_long)

@@ -18,7 +18,7 @@ from tests.e2e import hello
 from tests.e2e.machine import (
     LONG_LEASE,
     PATIENT,
-    QUICK,
+    STEADY,
     Machine,
     group,
     kill,
@@ -112,11 +112,11 @@ line end
 class Scene:
     """A gang of four in its first round, on two agents, and what its pods have written."""
 
-    def __init__(self, machine: Machine, *, settings: str = QUICK) -> None:
+    def __init__(self, machine: Machine, *, settings: str = STEADY) -> None:
         self.machine = machine
         self._config = machine.file("scene.yaml", settings)
         self.start_scheduler()
-        self.agents = {name: machine.agent(name) for name in ("n1", "n2")}
+        self.agents = {name: machine.agent(name, options=LONG_LEASE) for name in ("n1", "n2")}
         self.diary = machine.root / "diary"
 
     def submit(self) -> None:
@@ -146,7 +146,7 @@ class Scene:
     def restart_agent(self, name: str) -> None:
         kill(self.agents[name].pid)
         self.agents[name].wait()
-        self.agents[name] = self.machine.agent(name)
+        self.agents[name] = self.machine.agent(name, options=LONG_LEASE)
 
     def rounds_overlap(self) -> bool:
         """Return whether a line of one round follows one of a later round."""

@@ -11,7 +11,7 @@ from contextlib import closing
 from batchq.daemon import embedded_server as embedded
 from batchq.daemon.metrics_server import Address, listen
 from tests.daemon.scrapes import Scrape, get, scrape
-from tests.e2e.machine import Machine, phase, until
+from tests.e2e.machine import STEADY, Machine, phase, until
 from tests.harness.ports import free_port
 
 QUEUE = """
@@ -37,7 +37,8 @@ def served_at(machine: Machine, process: subprocess.Popen[str]) -> str:
 
 
 def scheduler(machine: Machine) -> tuple[subprocess.Popen[str], str]:
-    process = machine.start("scheduler", "--config", str(machine.quick), "--metrics", "0")
+    config = machine.file("steady.yaml", STEADY)
+    process = machine.start("scheduler", "--config", str(config), "--metrics", "0")
     return process, served_at(machine, process)
 
 
@@ -114,7 +115,8 @@ def test_leader_and_follower_are_both_ready(machine: Machine) -> None:
     first.send_signal(signal.SIGTERM)
     assert first.wait(90) == 0
     until(lambda: leads(other))
-    assert scrape(other).value("leader_epoch") == 2
+    # A busy leader may lose its lease and take it again.
+    assert (scrape(other).value("leader_epoch") or 0) >= 2
 
 
 def test_a_hanging_or_dead_server_makes_a_scheduler_unready_and_not_dead(machine: Machine) -> None:

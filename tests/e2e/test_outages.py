@@ -16,7 +16,15 @@ from batchq.api.transaction import count_of
 from batchq.client import Client
 from batchq.daemon import embedded_server as embedded
 from batchq.store.redis import Leader
-from tests.e2e.machine import QUICK_AGENT, Machine, phase, pods_of, until
+from tests.e2e.machine import (
+    LONG_LEASE,
+    QUICK_AGENT,
+    STEADY,
+    Machine,
+    phase,
+    pods_of,
+    until,
+)
 from tests.harness.proxy import ControlledProxy
 from tests.swarm.diary import Run, read_runs, twice_at_once
 from tests.swarm.load import Design
@@ -128,9 +136,10 @@ def for_s(seconds: float, meanwhile: Callable[[], bool] = lambda: True) -> None:
 def test_a_leader_without_the_server_is_replaced_and_decides_nothing_more(
     stack: Stack, break_: Callable[[ControlledProxy], None]
 ) -> None:
-    stack.scheduler("first")
-    stack.scheduler("second")
-    stack.agent("n1")
+    steady = stack.machine.file("steady.yaml", STEADY)
+    stack.scheduler("first", steady)
+    stack.scheduler("second", steady)
+    stack.agent("n1", *QUICK_AGENT, *LONG_LEASE)
     stack.submit("early", replicas=2, tenths=100)
     until(lambda: stack.has_begun("early-main-0") and stack.has_begun("early-main-1"))
     leader = stack.leader()
@@ -162,12 +171,17 @@ def test_an_agent_without_the_server_ends_its_pods_before_they_start_elsewhere(
 ) -> None:
     stack.scheduler("scheduler")
     stack.agent("n1")
+    stack.agent("n2", *QUICK_AGENT, *LONG_LEASE)
+    stack.client.cordon("n2")
     stack.submit("moved", tenths=60)
     until(lambda: stack.has_begun("moved-main-0"))
-    stack.agent("n2")
+    stack.client.uncordon("n2")
 
     break_(stack.proxies["n1"])
-    until(lambda: stack.has_begun("moved-main-0", 2), what="it runs elsewhere")
+    until(
+        lambda: stack.has_begun("moved-main-0", 2) and stack.node_of("moved") == "n2",
+        what="it runs elsewhere",
+    )
     stack.submit("later", replicas=3)
     for_s(2.0)
     stack.proxies["n1"].mend()
@@ -175,9 +189,10 @@ def test_an_agent_without_the_server_ends_its_pods_before_they_start_elsewhere(
     stack.await_completion("moved", "later")
     runs = stack.runs()
     assert twice_at_once(runs) == []
-    before, after = runs["moved-main-0"]
-    assert before.end == ""
-    assert before.last_at < after.began_at
+    # A busy machine may lose it before, too.
+    *before, after = runs["moved-main-0"]
+    assert {run.end for run in before} == {""}
+    assert before[-1].last_at < after.began_at
     assert after.end == "done"
     assert stack.node_of("moved") == "n2"
     until(lambda: stack.is_ready("n1"), what="n1 is back")
@@ -186,8 +201,8 @@ def test_an_agent_without_the_server_ends_its_pods_before_they_start_elsewhere(
 
 
 def test_an_agent_without_the_server_for_less_than_a_lease_loses_nothing(stack: Stack) -> None:
-    stack.scheduler("scheduler")
-    stack.agent("n1", "--beat", "500ms", "--lease", "20s", "--drain-timeout", "0s")
+    stack.scheduler("scheduler", stack.machine.file("steady.yaml", STEADY))
+    stack.agent("n1", *QUICK_AGENT, *LONG_LEASE)
     stack.submit("steady", tenths=50)
     until(lambda: stack.has_begun("steady-main-0"))
     stack.proxies["n1"].cut()

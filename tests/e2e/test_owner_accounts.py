@@ -32,6 +32,7 @@ from batchq.api.objects import Pod
 from batchq.client import Client
 from batchq.client.access_control import Actor, Delegate
 from batchq.errors import Conflict
+from batchq.store.liveness import SLOW_ANSWER_MS
 from batchq.worker.host.cgroup import PodCgroup, Unusable, own_cgroup
 from batchq.worker.host.node_resources import runtime_labels
 from tests.e2e.machine import QUICK, QUICK_AGENT, group, phase, pods_of, until
@@ -385,7 +386,8 @@ def test_no_process_of_another_account_outlives_its_pod(
         status = site.ended(client, kind).status
         assert (status.exit_code, status.finished_at is None) == (0, False)
         lived_until = int((shared / kind).read_text().split()[-1])
-        assert lived_until <= (status.finished_at or 0)
+        # The end is a time of the server's clock, which a busy machine knows this exactly.
+        assert lived_until <= (status.finished_at or 0) + SLOW_ANSWER_MS // 2
     assert processes_with(str(tool)) == []
 
 
@@ -425,7 +427,13 @@ def uid_of(pid: int) -> int | None:
 
 def sleepers(seconds: str) -> list[int]:
     """Return the processes that sleep for so long, without the shells that start them."""
-    return [pid for pid in processes_with(seconds) if psutil.Process(pid).name() == "sleep"]
+    found = []
+    for pid in processes_with(seconds):
+        # One may have ended just now.
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).name() == "sleep":
+                found.append(pid)
+    return found
 
 
 def processes_with(word: str) -> list[int]:

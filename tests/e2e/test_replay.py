@@ -67,7 +67,7 @@ def test_ctrl_c_cancels_the_rest(machine: Machine) -> None:
         until(lambda: any(_runs(pod) for pod in client.list("Pod")), what="a pod runs")
         until(lambda: len(client.list("PodGroup")) == 2, what="the second is submitted")
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=40) == 130
+        assert process.wait(timeout=90) == 130
         message = "interrupted after 2 of 3 jobs were submitted: 2 of them were cancelled"
         assert message in machine.output_of(process)
         assert list(client.list("PodGroup")) == []
@@ -129,7 +129,8 @@ def test_starts_are_written_in_seconds_of_the_log(machine: Machine) -> None:
         ("7", "1000"),
         ("9", "1010"),
     ]
-    assert 1000 <= float(first["start"]) < 1020
+    # A second here is 20 in the log, and a busy machine may need many of them.
+    assert 1000 <= float(first["start"]) < 1000 + 60 * 20
     # The first one uses the machine for 20 s at least.
     assert float(second["start"]) >= float(first["start"]) + 20
 

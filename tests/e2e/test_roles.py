@@ -107,7 +107,7 @@ def test_a_submitter_claims_external_groups_and_reports_their_end(stack: Guarded
     with stack.client("submitter") as client:
         client.submit(external=True, name="outside")
         until(lambda: phase(client, "outside") == "InQueue", what="it is admitted")
-        with client.external.claim("outside", holder="a-consumer", ttl="5s") as claim:
+        with client.external.claim("outside", holder="a-consumer", ttl="60s") as claim:
             claim.report("running")
             until(lambda: phase(client, "outside") == "Running", what="it runs")
             claim.report("succeeded")
@@ -381,7 +381,7 @@ def test_a_pod_can_read_the_credentials_of_its_agent(stack: GuardedStack) -> Non
     reads = "tr '\\0' '\\n' < /proc/$PPID/environ | grep -c '^BATCHQ_REDIS_URL='"
     with stack.client("submitter") as client:
         client.submit(command=["sh", "-c", reads], name="curious")
-        client.wait(["curious"], timeout_s=30)
+        client.wait(["curious"], timeout_s=90)
         assert [line.text for line in client.logs("curious")] == ["1"]
 
 

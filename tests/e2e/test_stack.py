@@ -30,7 +30,7 @@ spec:
 def test_a_group_is_submitted_admitted_run_and_finished(stack: Machine) -> None:
     stack.submit(HELLO)
     with stack.client() as client:
-        [result] = client.wait(["hello"], timeout_s=30)
+        [result] = client.wait(["hello"], timeout_s=90)
         assert (str(result.phase), result.exit_code) == ("Completed", 0)
         assert group(client, "hello").status.admission == 1
         assert [count_of(pod.status.attempt) for pod in pods_of(client, "hello")] == [1, 1]
@@ -61,7 +61,7 @@ def test_up_restarts_dead_processes(machine: Machine) -> None:
     assert [line.split()[1] for line in answer] == ["running", "running", "started"]
     machine.submit(HELLO)
     with machine.client() as client:
-        [result] = client.wait(["hello"], timeout_s=30)
+        [result] = client.wait(["hello"], timeout_s=90)
         assert str(result.phase) == "Completed"
 
 
@@ -70,7 +70,7 @@ def test_down_and_up_keep_the_data_and_print_what_they_did(machine: Machine) -> 
     machine.up(agents=1)
     machine.submit(HELLO)
     with machine.client() as client:
-        client.wait(["hello"], timeout_s=30)
+        client.wait(["hello"], timeout_s=90)
     assert machine.batchq("down").stdout.count("ended") == 3
     machine.up()
     with machine.client() as client:
@@ -100,7 +100,7 @@ def test_the_second_gang_of_a_tenant_has_no_pods_until_the_first_has_ended(stack
         held.unlink()
 
         results = client.wait(
-            ["blue/blue-1", "blue/blue-2", "red/red-1", "red/red-2"], timeout_s=60
+            ["blue/blue-1", "blue/blue-2", "red/red-1", "red/red-2"], timeout_s=90
         )
         assert [str(result.phase) for result in results] == ["Completed"] * 4
         for first, second in (("blue/blue-1", "blue/blue-2"), ("red/red-1", "red/red-2")):

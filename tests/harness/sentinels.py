@@ -29,10 +29,18 @@ _QUORUM = 2
 class ReplicatedServer:
     """A primary, its replica and their sentinels on ports of 127.0.0.1; a context manager."""
 
-    def __init__(self, *, password: str = "", sentinel_password: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        password: str = "",
+        sentinel_password: str = "",
+        down_after_ms: int = DOWN_AFTER_MS,
+    ) -> None:
+        """`down_after_ms`: how long a server may be silent before another one is chosen."""
         self.folder = Path(tempfile.mkdtemp(prefix="bq"))
         self._password = password
         self._sentinel_password = sentinel_password
+        self._down_after_ms = down_after_ms
         self._reserved: list[socket.socket] = []
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self.servers = [self._port() for _ in range(2)]
@@ -117,7 +125,7 @@ class ReplicatedServer:
     def _start_sentinel(self, port: int, primary: int) -> None:
         lines = [
             f"sentinel monitor {SERVICE} 127.0.0.1 {primary} {_QUORUM}",
-            f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
+            f"sentinel down-after-milliseconds {SERVICE} {self._down_after_ms}",
             f"sentinel failover-timeout {SERVICE} 3000",
         ]
         if self._password:

@@ -157,7 +157,7 @@ def test_a_wait_answers_when_its_group_has_changed(api: Caller, stage: Stage) ->
     state = api("GET", f"{GROUPS}/train/outcome?for=admitted").data
     assert (state["is_settled"], state["result"]["phase"]) == (False, "Pending")
     stage.client.cancel("train")
-    answer = api("GET", f"/v1/changes?groups=default/train&since={before}&timeout=20")
+    answer = api("GET", f"/v1/changes?groups=default/train&since={before}&timeout=30")
     assert answer.data["changed"] is True
     state = api("GET", f"{GROUPS}/train/outcome?for=admitted").data
     assert (state["is_settled"], state["result"]["phase"]) == (True, "Cancelled")

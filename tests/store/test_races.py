@@ -16,7 +16,7 @@ def together(*workers: Callable[[], None]) -> None:
     barrier = threading.Barrier(len(workers))
 
     def run(worker: Callable[[], None]) -> None:
-        barrier.wait(timeout=30)
+        barrier.wait(timeout=90)
         try:
             worker()
         except BaseException as error:  # passed on to the test's own thread, whatever it is

@@ -130,10 +130,11 @@ def _processes(home: Path) -> list[str]:
     for process in psutil.process_iter():
         try:
             stop_file = process.environ().get("BATCHQ_STOP_FILE", "")
+            if stop_file.startswith(str(home)) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"process {process.pid}: {' '.join(process.cmdline())}")
         except (psutil.Error, OSError):
+            # It has just ended, or belongs to another account.
             continue
-        if stop_file.startswith(str(home)) and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(f"process {process.pid}: {' '.join(process.cmdline())}")
     return found
 
 

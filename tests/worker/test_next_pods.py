@@ -154,12 +154,13 @@ def test_further_functions_are_forked_from_an_interpreter_that_ends_with_the_wor
     # The first pod is a child of the work-horse, the others of the standby interpreter.
     assert len(parents) == 2
     until(lambda: not any(is_alive(pid) for pid in parents), within_s=WITHIN_S)
-    assert not any("callee" in " ".join(one.cmdline()) for one in _below_this())
+    below = psutil.Process(os.getpid()).children(recursive=True)
+    assert not any("callee" in _command_line(one) for one in below)
 
 
-def _below_this() -> list[psutil.Process]:
-    return [
-        one
-        for one in psutil.Process(os.getpid()).children(recursive=True)
-        if one.status() != psutil.STATUS_ZOMBIE
-    ]
+def _command_line(process: psutil.Process) -> str:
+    """Return a process's command line; "" if it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

@@ -105,7 +105,7 @@ def call(
 def ended(fork: Fork) -> int:
     """Return the wait status of a forked process."""
     pidfd = os.pidfd_open(fork.pid)
-    assert select.select([pidfd], [], [], 30)[0]
+    assert select.select([pidfd], [], [], 90)[0]
     os.close(pidfd)
     return fork.reap()
 
@@ -160,7 +160,7 @@ def test_a_standby_obeys_a_work_horse_that_was_started_before_an_upgrade(folder:
             descriptors = [program.stdin, nowhere.fileno(), nowhere.fileno()]
             socket.send_fds(ours, [json.dumps(order).encode()], descriptors)
         _, (pidfd,), _, _ = socket.recv_fds(ours, 64, 1)
-        assert select.select([pidfd], [], [], 30)[0]
+        assert select.select([pidfd], [], [], 90)[0]
         os.close(pidfd)
         ours.send(b"?")
         assert ours.recv(64) == b"0"
@@ -233,7 +233,7 @@ def test_a_killed_standby_forks_no_more_and_is_collected(standby: Standby, folde
     pidfd = os.pidfd_open(fork.keep[0])
     os.kill(fork.keep[0], signal.SIGKILL)
     os.kill(fork.pid, signal.SIGKILL)
-    assert select.select([pidfd], [], [], 30)[0]
+    assert select.select([pidfd], [], [], 90)[0]
     os.close(pidfd)
     assert fork.keep[0] in child_pids()
     with pytest.raises(ChildProcessError):
@@ -285,7 +285,7 @@ def test_a_process_that_was_forked_ahead_ends_with_its_standby(
     standby.fork_ahead()
     [ahead] = processes_of(standby)
     standby.close()
-    ahead.wait(30)
+    ahead.wait(90)
 
 
 def test_a_process_that_was_forked_ahead_ends_when_its_work_horse_is_killed() -> None:
@@ -297,7 +297,7 @@ def test_a_process_that_was_forked_ahead_ends_when_its_work_horse_is_killed() ->
     horse.wait()
     horse.stdout.close()
     for one in below:
-        one.wait(30)
+        one.wait(90)
 
 
 def run(functions: Functions, folder: Path) -> Fork | None:
@@ -314,7 +314,7 @@ def kill(pid: int) -> None:
     """Kill a process and wait for its end."""
     pidfd = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
-    assert select.select([pidfd], [], [], 30)[0]
+    assert select.select([pidfd], [], [], 90)[0]
     os.close(pidfd)
 
 
@@ -370,4 +370,4 @@ def test_the_first_function_of_a_work_horse_is_started_without_a_standby(folder:
         functions.close()
         os.close(program.stdin)
     # Only of these children: other tests may still use a server.
-    assert kill_children(keep=before, within_s=10.0) == []
+    assert kill_children(keep=before, within_s=60.0) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.machine import Machine
+from tests.e2e.machine import STEADY, Machine
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,5 +44,5 @@ def machine() -> Iterator[Machine]:
 def stack() -> Iterator[Machine]:
     """A machine with a stack and two agents, for all tests of a module."""
     with Machine() as made:
-        made.up(agents=2)
+        made.up(agents=2, config=made.file("steady.yaml", STEADY))
         yield made

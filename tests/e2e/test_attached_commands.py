@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.machine import Machine, kill, phase, pods_of, until
+from tests.e2e.machine import STEADY, Machine, kill, phase, pods_of, until
 from tests.http.api_process import RunningApi
 
 #: Where the commands of an allocation find batchq.
@@ -23,7 +23,7 @@ SMALL = ("--cpus", "100m", "--grace", "1s")
 def stack() -> Iterator[Machine]:
     """A machine with two agents."""
     with Machine() as made:
-        made.up(agents=2)
+        made.up(agents=2, config=made.file("steady.yaml", STEADY))
         yield made
 
 

@@ -43,7 +43,7 @@ def test_a_run_interrupted_twice_names_what_is_left_and_down_now_ends_it(
     result = machine.output_of(process)
     assert "error: interrupted while stopping; still running: server, scheduler, " in result
     assert "hint: `batchq down` continues, `batchq down --now` does not wait for pods" in result
-    done = machine.batchq("down", "--now", within_s=25)
+    done = machine.batchq("down", "--now", within_s=40)
     server, scheduler, busy, idle = done.stdout.splitlines()[1:]
     assert [line.split()[1] for line in (server, scheduler, busy)] == ["ended"] * 3
     # Nothing ran on that node, so its agent has ended or is about to.

@@ -6,7 +6,7 @@ import json
 import signal
 from typing import Any
 
-from tests.e2e.machine import Machine, group, phase, pods_of, until
+from tests.e2e.machine import LONG_LEASE, STEADY, Machine, group, phase, pods_of, until
 
 OBJECTS = """
 apiVersion: batchq/v1
@@ -64,8 +64,8 @@ def futures(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def test_a_look_ahead_comes_true_and_changes_nothing(machine: Machine) -> None:
-    machine.up()
-    machine.agent("n1", "cpu=2,memory=512Mi")
+    machine.up(config=machine.file("steady.yaml", STEADY))
+    machine.agent("n1", "cpu=2,memory=512Mi", options=LONG_LEASE)
     new = str(machine.file("new.yaml", WITHOUT_PREEMPT))
     machine.submit(OBJECTS)
     with machine.client() as client, machine.store() as store:

@@ -12,7 +12,7 @@ import pytest
 
 from batchq.worker.host.processes import Signals, is_readable
 from batchq.worker.workhorse.inner_commands import DESCRIPTORS, InnerOrder, receive_order
-from batchq.worker.workhorse.run_pod import _next_order
+from batchq.worker.workhorse.run_pod import _announce_end, _next_order
 from batchq.worker.workhorse.supervision import KILL_SIGNAL, STOP_SIGNAL
 
 
@@ -36,7 +36,8 @@ def test_a_work_horse_without_an_agent_gets_no_order(
 ) -> None:
     ours, theirs = control
     theirs.close()
-    assert _next_order(signals, ours, prepare=lambda: None) is None
+    assert not _announce_end(ours)
+    assert _next_order(signals, ours) is None
 
 
 def test_an_agent_killed_before_it_has_read_the_end_gives_no_order(
@@ -50,7 +51,8 @@ def test_an_agent_killed_before_it_has_read_the_end_gives_no_order(
 
     agent = Thread(target=close_with_the_byte_unread)
     agent.start()
-    assert _next_order(signals, ours, prepare=lambda: None) is None
+    assert _announce_end(ours)
+    assert _next_order(signals, ours) is None
     agent.join()
 
 

@@ -123,7 +123,7 @@ def test_a_pull_that_fails_says_so_and_is_tried_again(stage: Stage, podman: Fake
     podman.answer("Error: i/o timeout")
     stage.start_agent()
     [pod] = bind(stage, "true")
-    assert await_message(stage, pod, bool) == (
+    assert await_message(stage, pod, lambda text: text not in ("", PULLING)) == (
         f"image {IMAGE} could not be pulled on node n1, which is tried again (1 of 3 times):"
         " Error: i/o timeout"
     )

@@ -252,9 +252,9 @@ _ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.EVICTED)
 def may_wait_for_a_turn(transaction: Transaction) -> bool:
     """Return whether no further decision depends on a transaction.
 
-    That is so if it only grants the starts of pods that no other pod waits for, or only states of
-    groups that they run, or why they wait. The pods of a gang with `spec.launch` have ports, and
-    wait for each other's starts.
+    It then only grants starts of pods, or says of groups that they run or why they wait. A pod of a
+    gang with `spec.launch` is left out (it has ports): the others wait for its start. A group that
+    ends, or holds more or less, has charges.
     """
     if transaction.charges or transaction.deliveries:
         return False

@@ -56,8 +56,9 @@ _log = structlog.get_logger()
 #: How many new groups one session takes up at most. Each group of an unknown shape costs about
 #: 0.2 ms, and groups that could start wait until the session ends.
 NEW_A_SESSION = 1_000
-#: Interval between comparisons of a shard of the store with the mirror.
-_COMPARE_EVERY_S = 5.0
+#: Least interval between comparisons of a shard of the store with the mirror. Decisions pause
+#: during a comparison, so the interval is also this many times as long as the last one took.
+_COMPARE_EVERY_S, _COMPARE_APART = 5.0, 100
 #: Approximate number of objects in one shard.
 _COMPARED_OBJECTS = 1_000
 #: Interval between looks at the outbox when nothing was bound: a former leader may have died
@@ -382,8 +383,10 @@ class LeaderTurn:
         _log_session(report, effective)
         self._log_plugin_failures(report.session.plugins.failures)
         if time.monotonic() >= self._compare_at:
-            self._compare_at = time.monotonic() + _COMPARE_EVERY_S
+            began = time.monotonic()
             self._compare()
+            took_s = time.monotonic() - began
+            self._compare_at = began + max(_COMPARE_EVERY_S, _COMPARE_APART * took_s)
         if self._store.is_behind or len(report.intents) >= MOST_WRITTEN:
             # There is more to read, or the reasons of more groups to write.
             return TurnReport(due_in_ms=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
@@ -628,3 +629,28 @@ def test_the_doctor_lists_a_thousand_unreadable_objects_and_counts_the_rest(
     assert (len(listed), rest.subject) == (1_000, "PodGroup")
     assert rest.found.startswith("5 more are unreadable and ignored, the first default/m1000: ")
     assert rest.remedy == "delete those that are listed, and run the doctor again"
+
+
+def test_audits_that_find_nothing_take_at_most_a_fiftieth_of_the_time(
+    booked: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, began_at = 1_000.0, list[float]()
+
+    def audit_for_two_seconds(audit: BooksAudit) -> bool:
+        nonlocal now_s
+        began_at.append(now_s)
+        now_s += 2.0
+        return False
+
+    monkeypatch.setattr(BooksAudit, "next", audit_for_two_seconds)
+    monkeypatch.setattr(leader, "time", SimpleNamespace(monotonic=lambda: now_s))
+    mender = Mender(booked, RandomIds())
+    until_s = now_s + 250.0
+    while now_s < until_s:
+        mender.look(epoch(booked))
+        now_s += 1.0
+    assert began_at == [1_000.0, 1_100.0, 1_200.0]
+
+    mender.hurry()
+    mender.look(epoch(booked))
+    assert len(began_at) == 4

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Blockers, Verdict, Waiting
@@ -383,16 +383,19 @@ def tell_classes(
     session: Session,
     write: Callable[[GroupState, Blockers], bool],
     still_holds: Callable[[GroupState, Blockers], bool],
+    postpones: Callable[[GroupState], bool],
 ) -> None:
     """Write the verdicts of each class to members whose records differ.
 
-    `write` returns False if it writes no more groups of that queue.
+    `write` returns False if it writes no more groups of that queue; `postpones` returns whether
+    all members with the same record as a group are left to a later session.
     """
     for line in list(session.lines()):
         for peers in list(line.unwritten.values()):
-            if not _write_class(session, peers, write, still_holds):
+            written = _write_class(session, peers, write, still_holds, postpones)
+            if written == "stopped":
                 break
-            if peers.shown is not None:
+            if written == "all" and peers.shown is not None:
                 line.unwritten.pop(peers.asks, None)
 
 
@@ -401,20 +404,26 @@ def _write_class(
     peers: EquivalenceClass,
     write: Callable[[GroupState, Blockers], bool],
     still_holds: Callable[[GroupState, Blockers], bool],
-) -> bool:
+    postpones: Callable[[GroupState], bool],
+) -> Literal["all", "some", "stopped"]:
     shown = peers.shown
+    written: Literal["all", "some"] = "all"
     for (causes, turn), members in list(peers.by_reasons.items()) if shown is not None else ():
         if shown is None or (turn and turn == shown.turn) or causes == shown.causes:
             continue
-        if still_holds(session.groups[next(iter(members))], shown):
+        first = session.groups[next(iter(members))]
+        if still_holds(first, shown):
+            continue
+        if postpones(first):
+            written = "some"
             continue
         for uid in list(members):
             group = session.groups[uid]
             if group.status is not group.record.status or uid in session.refusals.own:
                 continue
             if not write(group, shown):
-                return False
-    return True
+                return "stopped"
+    return written
 
 
 def is_in_class(group: GroupState) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from batchq import __version__
+from batchq.api.intents import SetReasons
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import DEFAULT, Metadata, Node, Pod, PodGroup, Queue
 from batchq.api.transaction import Transaction, Write
@@ -61,6 +62,9 @@ NEW_A_SESSION = 1_000
 _COMPARE_EVERY_S, _COMPARE_APART = 5.0, 100
 #: Approximate number of objects in one shard.
 _COMPARED_OBJECTS = 1_000
+#: While turns follow each other, changed reasons are written at this interval. Groups that will
+#: start within it need no new one, and each costs as much as a start.
+_REWRITE_EVERY_S = 0.5
 #: Interval between looks at the outbox when nothing was bound: a former leader may have died
 #: before it delivered.
 _OUTBOX_EVERY_S = 1.0
@@ -321,6 +325,8 @@ class LeaderTurn:
         #: When the mirror is compared next, and the outbox read next (monotonic clock).
         self._compare_at = time.monotonic() + _COMPARE_EVERY_S
         self._deliver_at = 0.0
+        #: When changed reasons are written next (monotonic clock).
+        self._rewrite_at = 0.0
         self._has_run = False
         self.quarantine = Quarantine(store, ids)
         self.mender = Mender(store, ids)
@@ -364,7 +370,7 @@ class LeaderTurn:
         if self._published != (epoch, effective.digest):
             publish_config(self._store, effective.text, epoch=epoch)
             self._published = (epoch, effective.digest)
-        report = self._cycle.run_once(epoch)
+        report = self._decide(epoch)
         # Plugins are asked here: their failures are logged below.
         due_at = report.next_due_at
         self._after_first_turn()
@@ -382,17 +388,22 @@ class LeaderTurn:
         self._deliver(report)
         _log_session(report, effective)
         self._log_plugin_failures(report.session.plugins.failures)
-        if time.monotonic() >= self._compare_at:
-            began = time.monotonic()
-            self._compare()
-            took_s = time.monotonic() - began
-            self._compare_at = began + max(_COMPARE_EVERY_S, _COMPARE_APART * took_s)
+        self._compare()
         if self._store.is_behind or len(report.intents) >= MOST_WRITTEN:
             # There is more to read, or the reasons of more groups to write.
             return TurnReport(due_in_ms=1)
-        if due_at is None:
-            return TurnReport()
-        return TurnReport(due_in_ms=due_at - self._clock.now_ms())
+        due_in_ms = [] if due_at is None else [due_at - self._clock.now_ms()]
+        if report.session.effects.has_postponed_reasons:
+            due_in_ms.append(max(1, round(1000 * (self._rewrite_at - time.monotonic()))))
+        return TurnReport(due_in_ms=min((due for due in due_in_ms if due > 0), default=None))
+
+    def _decide(self, epoch: int) -> CycleReport:
+        now = time.monotonic()
+        rewrites = now >= self._rewrite_at
+        report = self._cycle.run_once(epoch, rewrites_reasons=rewrites)
+        if rewrites and any(isinstance(one, SetReasons) for one in report.intents):
+            self._rewrite_at = now + _REWRITE_EVERY_S
+        return report
 
     def _limit_objects(self, effective: Effective, epoch: int) -> None:
         """Publish the configured number of groups per namespace, which submissions obey."""
@@ -436,10 +447,13 @@ class LeaderTurn:
         self._failures = dict(failures)
 
     def _compare(self) -> None:
-        """Compare the mirror with the store; a difference is a bug, or an object that was written
-        past batchq. Listing heals it; its charge may be missing, and an agent looks for pods that
-        it does not know when the sum of its node changes.
+        """Compare the mirror with the store, if that is due; a difference is a bug, or an object
+        that was written past batchq. Listing heals it; its charge may be missing, and an agent
+        looks for pods that it does not know when the sum of its node changes.
         """
+        began = time.monotonic()
+        if began < self._compare_at:
+            return
         for difference in self._store.compare(_COMPARED_OBJECTS):
             _log.error(
                 "mirror.differs",
@@ -449,6 +463,8 @@ class LeaderTurn:
                 stored=difference.stored,
             )
             self.mender.suspect()
+        took_s = time.monotonic() - began
+        self._compare_at = began + max(_COMPARE_EVERY_S, _COMPARE_APART * took_s)
 
 
 def ensure_default_queue(store: Store, *, clock: Clock, ids: IdSource) -> None:

@@ -59,12 +59,18 @@ _SHOWN_IN_SCHEDULED = (Waiting.SCHEDULING_GATED, Waiting.UNSCHEDULABLE)
 
 
 class _Budget:
-    """How many more groups may have their reasons written: `left` overall, `share` per queue."""
+    """How many more groups may have their reasons written: `left` overall, `share` per queue.
 
-    def __init__(self, left: int, queues: int) -> None:
+    Without `rewrites`, only groups that have no stored reasons yet.
+    """
+
+    def __init__(self, left: int, queues: int, *, rewrites: bool) -> None:
         self._left = left
         self._share: int | None = max(1, left // max(1, queues))
+        self._rewrites = rewrites
         self._written: Counter[str] = Counter()
+        #: Whether changed reasons were left to a later session because of `rewrites`.
+        self.has_postponed = False
 
     def allows(self, queue: str) -> bool:
         """Return whether one more group of this queue may be written, and count it."""
@@ -74,13 +80,24 @@ class _Budget:
         self._written[queue] += 1
         return True
 
+    def postpones(self, group: GroupState) -> bool:
+        """Return whether this group is left to a later session: its stored reasons may stay."""
+        if self._rewrites or not group.status.reasons or group.status is not group.record.status:
+            return False
+        self.has_postponed = True
+        return True
+
     def share_the_rest(self) -> None:
         """Let any queue use what the others have left."""
         self._share = None
 
 
 def write_reasons(
-    session: Session, inadmissible: InadmissibleGroups, most: int = MOST_WRITTEN
+    session: Session,
+    inadmissible: InadmissibleGroups,
+    most: int = MOST_WRITTEN,
+    *,
+    rewrites: bool = True,
 ) -> None:
     """Write changed reasons to the groups' status, and park groups that may be left out from now
     on.
@@ -88,13 +105,14 @@ def write_reasons(
     A change of numbers within a message is not written. A session writes the reasons of at most
     `most` groups, and later sessions the rest, so that writing does not delay groups that can
     start. Queues get equal shares, so that a queue with very many groups does not delay the
-    reasons of the others.
+    reasons of the others. Without `rewrites`, groups that wait for a new reason keep the stored one
+    until a session with it.
     """
     refuse_strayed(session)
     refused = list(session.refusals.own.items())
     queues = {session.groups[uid].queue for uid, _ in refused}
     queues |= queues_to_tell(session)
-    budget = _Budget(most, len(queues))
+    budget = _Budget(most, len(queues), rewrites=rewrites)
     later: list[tuple[GroupState, tuple[Verdict, ...]]] = []
     for uid, refusals in refused:
         group = session.groups[uid]
@@ -104,6 +122,8 @@ def write_reasons(
         verdicts = refusals[:MOST_REASONS_KEPT]
         if not verdicts or _is_as_good(group.status.reasons, verdicts):
             _park(session, inadmissible, group, refusals)
+        elif budget.postpones(group):
+            continue
         elif budget.allows(group.queue) or group.status is not group.record.status:
             _write(session, group, verdicts)
         else:
@@ -114,6 +134,7 @@ def write_reasons(
         if budget.allows(group.queue):
             _write(session, group, verdicts)
     _write_classes(session, budget)
+    session.effects.has_postponed_reasons = budget.has_postponed
 
 
 def _park(
@@ -139,7 +160,7 @@ def _write_classes(session: Session, budget: _Budget) -> None:
     def is_as_good(group: GroupState, verdicts: Blockers) -> bool:
         return _is_as_good(group.record.status.reasons, verdicts[:MOST_REASONS_KEPT])
 
-    tell_classes(session, write, is_as_good)
+    tell_classes(session, write, is_as_good, budget.postpones)
 
 
 def _write(session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> None:
@@ -248,8 +269,10 @@ class Cycle:
         """Use another scheduler from the next cycle on; not to be called during a cycle."""
         self._scheduler = scheduler
 
-    def run_once(self, epoch: int | None = None) -> CycleReport:
+    def run_once(self, epoch: int | None = None, *, rewrites_reasons: bool = True) -> CycleReport:
         """Run one cycle, as the leader of `epoch`.
+
+        Without `rewrites_reasons`, groups keep their stored reasons until a cycle with it.
 
         Raises StoreUnavailable if the store cannot be read, or it is unknown whether it was
         written; the next cycle then reads what became of that.
@@ -258,8 +281,10 @@ class Cycle:
         snapshot = self._snapshot()
         if (last := self._at_rest(snapshot, started_at)) is not None:
             return last
-        report = self._commit(self._scheduler.decide(snapshot, started_at), epoch)
-        is_quiet = not report.intents and not report.commit.applied and not report.commit.refused
+        session = self._scheduler.decide(snapshot, started_at, rewrites_reasons=rewrites_reasons)
+        report = self._commit(session, epoch)
+        decides = report.intents or session.effects.has_postponed_reasons
+        is_quiet = not decides and not report.commit.applied and not report.commit.refused
         self._quiet = (self._scheduler, report) if is_quiet else None
         return report
 
@@ -322,7 +347,7 @@ class Scheduler:
         default_factory=InadmissibleGroups, repr=False, compare=False
     )
 
-    def decide(self, snapshot: Snapshot, now_ms: int) -> Session:
+    def decide(self, snapshot: Snapshot, now_ms: int, *, rewrites_reasons: bool = True) -> Session:
         """Run a whole session: controllers, actions, reasons. Pure."""
         session = self._open(snapshot, now_ms, self._inadmissible, self._carried)
         settle(session)
@@ -335,7 +360,8 @@ class Scheduler:
         roll_back_misfits(session)
         store_kept_places(session)
         session.close()
-        write_reasons(session, self._inadmissible, self.most_written)
+        most, rewrites = self.most_written, rewrites_reasons
+        write_reasons(session, self._inadmissible, most, rewrites=rewrites)
         session.end()
         return session
 

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -210,3 +211,35 @@ def test_a_scheduler_that_ends_normally_departs(pair: dict[str, Record], store: 
     os.kill(pair[other].pid, signal.SIGTERM)
     until(lambda: [seen.identity for seen in attending(store)] == [leader.identity])
     assert isinstance(store.get("Queue", "default"), Queue)
+
+
+def reasons_of(store: RedisStore, name: str) -> list[str]:
+    """Return the stored reasons for which a group waits."""
+    group = store.get("PodGroup", f"default/{name}")
+    assert isinstance(group, PodGroup)
+    return [str(verdict.reason) for verdict in group.status.reasons]
+
+
+def test_changed_reasons_are_written_twice_a_second_and_first_ones_at_once(
+    redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1_000.0
+    monkeypatch.setattr(app, "time", SimpleNamespace(monotonic=lambda: now_s))
+    follower = Follower(redis_store)
+    follower.epoch = redis_store.lead("follower", 60_000)
+    write(redis_store, a_queue(), a_group("early", cpu=4))
+    follower.turn()
+    assert reasons_of(redis_store, "early") == ["WaitingForResources"]
+
+    write(redis_store, a_node("n1", cpu=1), a_group("late", cpu=5))
+    now_s += 0.2
+    report = follower.turn()
+    assert report.due_in_ms == 300
+    assert reasons_of(redis_store, "early") == ["WaitingForResources"]
+    assert reasons_of(redis_store, "late") == ["ExceedsCapacity"]
+    now_s += 0.2
+    assert follower.turn().due_in_ms == 100
+
+    now_s += 0.2
+    follower.turn()
+    assert reasons_of(redis_store, "early") == ["ExceedsCapacity"]

@@ -68,8 +68,9 @@ class Proportion:
         " would fall below their guarantee, or give nothing back"
     )
 
-    def queue_order(self, session: Session, queue: QueueState) -> tuple[Share, Share]:
-        return share_of_queue(session, queue.name), _share_of_pods(session, queue.name)
+    def queue_order(self, session: Session, queue: QueueState) -> tuple[int, int]:
+        name = queue.name
+        return share_of_queue(session, name).rank(), _share_of_pods(session, name).rank()
 
     def reclaimable(
         self, session: Session, preemptor: GroupState, victim: Victim, shortage: Shortage

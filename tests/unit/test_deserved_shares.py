@@ -189,3 +189,13 @@ def test_shares_are_compared_exactly() -> None:
     assert Share(1, 3) < Share(333_333_333_334, 10**12)
     assert Share(2, 6) == Share(1, 3)
     assert Share(5, 1) < Share(0, 0)
+
+
+def test_the_ranks_of_shares_are_ordered_as_the_shares() -> None:
+    most = 2**80
+    ordered = [Share(0, 7), Share(1, most), Share(1, most - 1), Share(1, 3)]
+    ordered += [Share(most // 3 + 1, most), Share(most - 1, 1), Share(most, 1), Share(0, 0)]
+    ranks = [share.rank() for share in ordered]
+    assert ranks == sorted(set(ranks))
+    assert Share(2, 6).rank() == Share(1, 3).rank()
+    assert Share(3, 0).rank() == Share(0, 0).rank()

@@ -55,6 +55,11 @@ from batchq.core.session.state import GroupState, is_admitted
 
 #: Dimensions left out of shares: the number of pods (unless the queue states it) and of groups.
 APART = frozenset({PODS, POD_GROUPS})
+#: Two different shares differ by more than 2^-160: what a queue deserves is at most what 2^27 nodes
+#: have, each at most 2^53.
+_RANK_BITS = 160
+#: Higher than that of every finite share.
+_INFINITE_RANK = 1 << 4 * _RANK_BITS
 
 
 @total_ordering
@@ -83,6 +88,12 @@ class Share:
 
     def __hash__(self) -> int:
         raise TypeError("shares are compared, not looked up")
+
+    def rank(self) -> int:
+        """Return a number in the same order as the shares: the ratio in units of 2^-160, rounded
+        down. Sorting compares numbers much faster than shares.
+        """
+        return (self.held << _RANK_BITS) // self.deserved if self.deserved else _INFINITE_RANK
 
     def rounded(self) -> float | str:
         """Return a decimal with six places for reports, or 'inf'."""

@@ -55,6 +55,8 @@ class FairShareSelector:
         self._heads: dict[str, Key] = {}
         #: What each queue held when its key was computed.
         self._held: dict[str, Amounts] = {}
+        #: The part of each queue's key that never changes.
+        self._ages: dict[str, Key] = {}
         self._charges_seen = self._shares_seen = 0
         #: The queue served last, whose first group may be another one now.
         self._served = ROOT
@@ -86,7 +88,7 @@ class FairShareSelector:
             return
         for above in reversed(self._session.tree.chain(name)[1:]):
             if above in self._own or self._below.get(above):
-                self._follow_head(above)
+                self._follow(above, {})
                 return
             self._take_out(above)
 
@@ -95,23 +97,14 @@ class FairShareSelector:
         names = {one for name in self._own for one in chain(name)[1:]}
         # The deepest first, because the key of an inner queue contains the head of a child.
         for name in sorted(names, key=lambda name: (-len(chain(name)), name)):
-            self._sort_below(name)
+            self._below.get(name, []).sort()
             self._heads[name] = self._head(name)
             key = self._keys[name] = self._key(name)
             self._below.setdefault(chain(name)[-2], []).append(key)
-        self._sort_below(ROOT)
+        self._below.get(ROOT, []).sort()
         self._charges_seen = len(self._session.ledger.moved)
         self._shares_seen = self._shares_moved()
         self._is_sorted = True
-
-    def _sort_below(self, parent: str) -> None:
-        """Sort the children of a queue. Equal shares become one object, which compares faster."""
-        line = self._below.get(parent, [])
-        line.sort()
-        for place in range(1, len(line)):
-            before, key = line[place - 1], line[place]
-            if before[0] == key[0]:
-                line[place] = self._keys[key[-1]] = (before[0], *key[1:])
 
     def _head(self, name: str) -> Key:
         """Return the rank of the group that the queue would start next."""
@@ -124,8 +117,13 @@ class FairShareSelector:
         return self._session.ledger.sums.get(queue_scope(name), _NOTHING)
 
     def _key(self, name: str) -> Key:
+        session = self._session
+        queue = session.queues[name]
         self._held[name] = dict(self._holds(name))
-        return self._session.level_key(self._session.queues[name], self._heads[name])
+        age = self._ages.get(name)
+        if age is None:
+            age = self._ages[name] = session.queue_age(queue)
+        return (*session.queue_orders(queue), self._heads[name], *age)
 
     def _line_of(self, name: str) -> list[Key]:
         return self._below[self._session.tree.parent_of.get(name, ROOT)]
@@ -142,34 +140,47 @@ class FairShareSelector:
         """Compute new keys for the queues whose holding, deserved or first group has changed."""
         charges = self._session.ledger.moved
         shares = self._session.peek(FAIR_SHARES)
-        charged = dict.fromkeys(charges[self._charges_seen :])
-        shared = dict.fromkeys(shares.moved[self._shares_seen :] if shares is not None else ())
+        # Most changes are made and undone by trials.
+        changed = {
+            name: None
+            for name in dict.fromkeys(charges[self._charges_seen :])
+            if name in self._keys and self._held[name] != self._holds(name)
+        }
+        if shares is not None and len(shares.moved) > self._shares_seen:
+            moved = shares.moved[self._shares_seen :]
+            changed.update((name, None) for name in moved if name in self._keys)
         self._charges_seen, self._shares_seen = len(charges), self._shares_moved()
-        for name in {**charged, **shared}:
-            # Most changes are made and undone by trials.
-            if name in self._keys and (name in shared or self._held[name] != self._holds(name)):
-                self._rekey(name)
-        self._follow_head(self._served)
+        self._follow(self._served, changed)
+        # A charge changes queues from the root down, and here those below come first.
+        while changed:
+            name, _ = changed.popitem()
+            self._move(name, self._key(name))
+            self._follow(self._session.tree.parent_of.get(name, ROOT), changed)
 
-    def _rekey(self, name: str) -> None:
-        old, new = self._keys[name], self._key(name)
+    def _follow(self, name: str, changed: dict[str, None]) -> None:
+        """Change the key of a queue whose head may be another group now, and of those above. The
+        keys of queues in `changed`, which are taken out of it, are computed.
+        """
+        while name in self._keys:
+            head = self._head(name)
+            if name in changed:
+                del changed[name]
+                self._heads[name] = head
+                self._move(name, self._key(name))
+            elif head != self._heads[name]:
+                self._heads[name] = head
+                self._move(name, with_head(self._keys[name], head))
+            else:
+                return
+            name = self._session.tree.parent_of.get(name, ROOT)
+
+    def _move(self, name: str, new: Key) -> None:
+        old, line = self._keys[name], self._line_of(name)
         if new != old:
-            self._move(name, old, new)
-
-    def _follow_head(self, name: str) -> None:
-        """Change the key of a queue whose head is another group now, and of those above."""
-        if name in self._keys and (head := self._head(name)) != self._heads[name]:
-            self._heads[name] = head
-            old = self._keys[name]
-            self._move(name, old, with_head(old, head))
-
-    def _move(self, name: str, old: Key, new: Key) -> None:
-        line = self._line_of(name)
-        # Usually it is the queue served last, and so the first.
-        del line[0 if line[0] is old else bisect_left(line, old)]
-        insort(line, new)
-        self._keys[name] = new
-        self._follow_head(self._session.tree.parent_of.get(name, ROOT))
+            # Usually it is the queue served last, and so the first.
+            del line[0 if line[0] is old else bisect_left(line, old)]
+            insort(line, new)
+            self._keys[name] = new
 
 
 #: With this plugin, only queues that borrow at the highest level give; without it, every borrower

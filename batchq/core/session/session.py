@@ -434,6 +434,7 @@ class Session:
         self.victims = PledgedVictims()
         self.plugins = plugins
         self._group_orders = plugins.points["groupOrder"]
+        self._queue_orders = plugins.points["queueOrder"]
         self.gates_hold = Rule.SCHEDULING_GATES in plugins.enforced
         self.pending = PendingGroups(
             inadmissible,
@@ -557,9 +558,16 @@ class Session:
         """Return the sort key of a queue among its siblings: the plugins' keys, the rank of its
         head, age, uid. No two keys are equal.
         """
-        keys = tuple(entry.function(self, queue) for entry in self.plugins.points["queueOrder"])
+        return (*self.queue_orders(queue), head, *self.queue_age(queue))
+
+    def queue_orders(self, queue: QueueState) -> list[Any]:
+        """Return the plugins' keys of a queue."""
+        return [entry.function(self, queue) for entry in self._queue_orders]
+
+    def queue_age(self, queue: QueueState) -> Key:
+        """Return the end of every `level_key` of a queue, which does not change in a session."""
         meta = queue.record.metadata
-        return (*keys, head, meta.creation_timestamp or 0, uid_order(meta.uid), queue.name)
+        return (meta.creation_timestamp or 0, uid_order(meta.uid), meta.name)
 
     def pod_key(self, group: GroupState, pod: Pod) -> Key:
         """Return the sort key of a pod in its group: the plugins' keys, then task, then index."""

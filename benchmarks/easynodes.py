@@ -158,8 +158,8 @@ class _Noted(Scheduler):
 
     promises: Promises = field(default_factory=Promises)
 
-    def decide(self, snapshot: Snapshot, now_ms: int) -> Session:
-        session = super().decide(snapshot, now_ms)
+    def decide(self, snapshot: Snapshot, now_ms: int, *, rewrites_reasons: bool = True) -> Session:
+        session = super().decide(snapshot, now_ms, rewrites_reasons=rewrites_reasons)
         self.promises.note(session)
         return session
 

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.e2e
 #: Twice the quick lease: without an answer for this long, a work-horse would end its pod.
 AWAY_S = 4.0
 TENTHS = 70
+#: A lease of which no part is renewed for half a second, and longer than that.
+SLOW_LEASE, SLOWLY_AWAY_S, SLOW_TENTHS = ("--lease", "6s"), 7.0, 100
 SETTLED_WITHIN_S = 60.0
 
 
@@ -35,10 +37,11 @@ class Stage:
         self.diary = Diary(machine.root / "diary")
         machine.up()
 
-    def submit(self, name: str = "long") -> None:
-        """Submit one pod that takes a while."""
+    def submit(self, name: str = "long", *, first: str = "", tenths: int = TENTHS) -> None:
+        """Submit one pod that takes a while, and runs the shell command `first` as it starts."""
+        diary = command(self.machine.root / "diary", tenths)
         template = {
-            "command": command(self.machine.root / "diary", TENTHS),
+            "command": ["sh", "-c", f'{first}\nexec "$@"', "sh", *diary],
             "requests": {"cpu": 1},
             "terminationGrace": "1s",
         }
@@ -117,6 +120,21 @@ def test_a_pod_continues_while_the_server_of_its_machine_is_paused_for_longer_th
     os.kill(stage.server_pid(), signal.SIGSTOP)
     wait(AWAY_S)
     os.kill(stage.server_pid(), signal.SIGCONT)
+    stage.assert_completes_once_more()
+    assert (stage.words("start"), stage.words("end")) == (1, 1), stage.story()
+
+
+def test_a_pod_continues_while_the_server_of_its_machine_is_paused_from_the_pods_start_on(
+    stage: Stage,
+) -> None:
+    stage.machine.agent("n1", options=SLOW_LEASE)
+    server = stage.server_pid()
+    # Before the agent has renewed any lease, as a rule; and only once.
+    paused = stage.machine.root / "paused"
+    stage.submit(first=f"mkdir {paused} && kill -STOP {server}", tenths=SLOW_TENTHS)
+    until(lambda: stage.words("alive") > 3)
+    wait(SLOWLY_AWAY_S)
+    os.kill(server, signal.SIGCONT)
     stage.assert_completes_once_more()
     assert (stage.words("start"), stage.words("end")) == (1, 1), stage.story()
 

@@ -18,6 +18,7 @@ from batchq.api.objects import Pod, PodGroupStatus
 from batchq.api.transaction import Transaction, Write, fence_of
 from batchq.daemon.node_reports import NodeReportReader
 from batchq.errors import StoreUnavailable
+from batchq.store.liveness import pid_of_server
 from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
 from batchq.worker.agent.messages import (
@@ -340,6 +341,15 @@ def test_a_pod_whose_group_is_gone_is_given_back(node: Node) -> None:
     [left] = node.desk.pending()
     assert isinstance(left, Ended)
     assert left.outcome.stopped == "NodeLost"
+
+
+def test_the_process_of_the_server_is_known_before_a_claimed_pod_starts(node: Node) -> None:
+    node.put()
+    assert node.reports.server() is None
+    assert isinstance(node.claim(node.apply), StartPod)
+    server = node.reports.server()
+    assert server is not None
+    assert server.pid == pid_of_server(node.store.link)
 
 
 def test_the_pod_read_with_a_delivery_is_used_for_the_first_check_only(node: Node) -> None:

@@ -100,6 +100,14 @@ def test_a_work_horse_believes_its_agent_about_the_server_only_while_the_agent_g
     assert not agent.is_server_away(11_000)
 
 
+def test_a_work_horse_knows_the_server_from_its_start_on_whatever_its_agent_does_then() -> None:
+    table = VoucherTable(1)
+    voucher, watch = table.take(), ServerWatch(lambda: None)
+    # A process that does not run.
+    table.tick(1_000, OwnServer(2**22 - 1, 1))
+    assert contact(voucher, watch).is_server_away(1_000_000)
+
+
 def test_a_server_that_was_replaced_unnoticed_is_looked_up_over_the_new_connection() -> None:
     pids, connections = [2**22 - 1, os.getpid()], [1]
     watch = ServerWatch(lambda: pids[connections[0] - 1], connections=lambda: connections[0])

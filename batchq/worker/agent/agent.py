@@ -460,6 +460,8 @@ class Agent:
     def _launch(self, start: StartPod) -> None:
         attempt = start.attempt
         job = self._jobs.pop(attempt)
+        # The next turn may have to wait for the server, and the work-horse must know its process.
+        self._slots.note(self._reports.server(), now_ms=monotonic_ms())
         harness = Harness(
             url=self._settings.url,
             node=self._settings.node,

@@ -155,6 +155,7 @@ class PodReports:
     def read_node(self, known: Collection[str]) -> NodePodsRead:
         """Return what the server has on the node; `known` are the uids that the agent knows."""
         server_now_ms = self._store.now_ms()
+        self._own_server.heard()
         pods = self._store.pods_on(self._node, known)
         ends = [one for one in self._reports.pending() if isinstance(one, Ended)]
         leased = self._store.alive.leased(self._node)
@@ -204,6 +205,8 @@ class PodReports:
             list(dict.fromkeys(name for _, _, name in claims)),
             self._lease_ms,
         )
+        # Before the pods start: the server may be away from then on, until after their leases.
+        self._own_server.heard()
         return [
             ClaimAnswer(
                 attempt=PodAttempt(claim.pod, claim.attempt),

@@ -66,6 +66,9 @@ class AgentContact:
         self._voucher = voucher
         self._server = server
         self._patience_ms = patience_ms(lease_ms)
+        if voucher is not None:
+            # Perhaps the last news of it for a while: the agent waits if the server is away by now.
+            server.learn(voucher.server())
 
     def sign(self, now_ms: int) -> None:
         """Give the agent a sign of life."""

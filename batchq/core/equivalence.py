@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from batchq.api.objects import Queue
-from batchq.api.resources import Amounts, times
+from batchq.api.resources import Amounts
 from batchq.core.chunks import Ordered
 from batchq.core.session.state import (
     NO_REASONS,
@@ -118,7 +118,7 @@ class PendingQueue:
         members[group.uid] = None
         self.unwritten[peers.asks] = peers
         if peers.in_demand:
-            self._ask_for(group.reservation, 1)
+            self._ask_for(group.reservation)
 
     def leave(self, group: GroupState) -> None:
         """Remove a group from its class."""
@@ -149,9 +149,10 @@ class PendingQueue:
             peers.in_demand = counts
             self._ask_for(peers.reservation, len(peers) if counts else -len(peers))
 
-    def _ask_for(self, amounts: Amounts, count: int) -> None:
-        for name, units in times(amounts, count).items():
-            self.demand[name] = self.demand.get(name, 0) + units
+    def _ask_for(self, amounts: Amounts, count: int = 1) -> None:
+        demand = self.demand
+        for name, units in amounts.items() if count else ():
+            demand[name] = demand.get(name, 0) + units * count
 
 
 def equivalence_of(group: GroupState) -> Key:

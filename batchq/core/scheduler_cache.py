@@ -74,7 +74,7 @@ from batchq.core.session.snapshot import (
     groups_changed,
     pods_changed,
 )
-from batchq.core.session.specs import GroupShape, Shapes
+from batchq.core.session.specs import Shapes
 from batchq.core.session.state import GroupState
 from batchq.core.unbuilt_states import BareRecords, Entry, GroupStates, StatesByKey
 
@@ -419,7 +419,15 @@ class SchedulerCache:
         A record with the uid of another group, which was not written by batchq, is left out.
         """
         found: dict[str, PodGroup | None] = {}
+        built = self._states
         for before, now in groups_changed(self._seen.groups, snapshot.groups):
+            if before is not None and now is not None:
+                uid = now.metadata.uid
+                state = built.get(uid)
+                if state is not None and state.record is before and uid not in found:
+                    # The usual case: the record was written again.
+                    found[uid] = now
+                    continue
             if before is not None and before.metadata.uid not in found:
                 if self._is_of_another(before, found):
                     continue
@@ -477,13 +485,17 @@ class SchedulerCache:
     ) -> GroupState:
         spec = record.spec
         values, default = self._classes
+        priority = values.get(spec.priority_class_name, default)
+        # A record with an unchanged spec keeps what follows from that.
+        known = former if former is not None and former.record.spec is spec else None
+        is_same = known is not None and known.namespace == record.metadata.namespace
         return GroupState(
             record,
             pods,
-            priority := values.get(spec.priority_class_name, default),
-            self._shape(record, former, priority),
-            self.tree.chain(spec.queue),
-            scopes=self._scopes_of(record),
+            priority,
+            self._shapes.of(spec, priority) if known is None else known.own_shape,
+            self.tree.chain(spec.queue) if known is None else known.chain,
+            scopes=known.scopes if known is not None and is_same else self._scopes_of(record),
             gates_hold=self._meant[0],
             former=former,
         )
@@ -513,12 +525,6 @@ class SchedulerCache:
             waiting.pop(uid, None)
             if not waiting:
                 self.dependents.pop(other.uid, None)
-
-    def _shape(self, record: PodGroup, former: GroupState | None, priority: int) -> GroupShape:
-        """Return the shape of a record; a record with an unchanged spec keeps its shape."""
-        if former is not None and former.record.spec is record.spec:
-            return former.own_shape
-        return self._shapes.of(record.spec, priority)
 
     def _scopes_of(self, record: PodGroup) -> tuple[str, ...]:
         """Return the scopes of a record, shared by all groups with the same scopes."""

@@ -21,6 +21,7 @@ from batchq.core.equivalence import QueueState
 from batchq.core.extension import PluginTraits
 from batchq.core.quota.fair_shares import (
     Share,
+    are_pods_bounded,
     comparable,
     deserved_of_queues,
     share_of,
@@ -30,7 +31,7 @@ from batchq.core.quota.ledger import given_back
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Shortage, Victim
 
-_NO_SHARE = Share(0, 1)
+_NOTHING: Amounts = {}
 
 
 class Proportion:
@@ -70,7 +71,7 @@ class Proportion:
 
     def queue_order(self, session: Session, queue: QueueState) -> tuple[int, int]:
         name = queue.name
-        return share_of_queue(session, name).rank(), _share_of_pods(session, name).rank()
+        return share_of_queue(session, name).rank(), _rank_by_pods(session, name)
 
     def reclaimable(
         self, session: Session, preemptor: GroupState, victim: Victim, shortage: Shortage
@@ -85,12 +86,12 @@ class Proportion:
         )
 
 
-def _share_of_pods(session: Session, queue: str) -> Share:
-    """Return the share of pods if the nodes bound their number; it is zero otherwise."""
-    if not comparable(session, (PODS,)):
-        return _NO_SHARE
-    deserved = deserved_of_queues(session).get(queue, {}).get(PODS, 0)
-    return Share(session.ledger.used(queue_scope(queue), PODS), deserved)
+def _rank_by_pods(session: Session, queue: str) -> int:
+    """Return the rank of the share of pods if their number is bounded; it is zero otherwise."""
+    if not are_pods_bounded(session):
+        return 0
+    deserved = deserved_of_queues(session).get(queue, _NOTHING).get(PODS, 0)
+    return Share(session.ledger.used(queue_scope(queue), PODS), deserved).rank()
 
 
 def _may_be_taken_from(session: Session, queue: str) -> bool:

@@ -18,7 +18,7 @@ from batchq.api.intents import Intent
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus
-from batchq.api.resources import Amounts, describe, minus, of_pod
+from batchq.api.resources import Amounts, covers, describe, minus, of_pod
 from batchq.api.transaction import (
     Charge,
     Delivery,
@@ -141,7 +141,8 @@ class _Books(msgspec.Struct, frozen=True, kw_only=True):
     """What a group is charged now, beside its charge in the store; computed once.
 
     If both are equal (`is_booked`), the other fields are empty, except `owed`. `grows`: whether the
-    group is charged more than before in any dimension of any scope.
+    group is charged more than before in any dimension of any scope; only then, `before` has what
+    the scopes were charged.
     """
 
     is_booked: bool
@@ -162,13 +163,13 @@ def _books_of(session: Session, group: GroupState) -> _Books:
         return _Books(is_booked=True, owed=owed) if owed else _BOOKED
     charge, stored = charge_with_count(group), group.record.status
     holders = holders_of(group.uid, group.scopes, charge, owed)
-    former = holders_in_store(group.record) if stored.charge or stored.pledge.owed else {}
-    before = _sums(former)
+    former = _holders_before(group)
     if stored.pledge.owed:
+        before = _sums(former)
         grows = any(_grows_from(before, held) for held in holders.values())
     else:
-        was = stored.charge
-        grows = any(units > was.get(name, 0) for name, units in charge.items())
+        grows = not covers(stored.charge, charge)
+        before = _sums(former) if grows else {}
     return _Books(
         is_booked=False,
         grows=grows,
@@ -178,6 +179,15 @@ def _books_of(session: Session, group: GroupState) -> _Books:
         holders=holders,
         before=before,
     )
+
+
+def _holders_before(group: GroupState) -> Holders:
+    """Return the holders of the group's record."""
+    status = group.record.status
+    if status.charge and not status.pledge.owed and status.charge_path == group.chain[1:-1]:
+        # The usual case: its queue is where it was.
+        return {f"group:{group.uid}": (group.scopes, status.charge)}
+    return holders_in_store(group.record)
 
 
 def _of_group(
@@ -190,23 +200,20 @@ def _of_group(
     key = group.key
     # A session may read a group that was created after its start.
     at = max(session.now_ms, group.record.metadata.creation_timestamp or 0)
+    writes = [_write_group(session, group, _set(group.record, status=status))]
+    charges = _group_charges(session, group, books)
+    deliveries: list[Delivery] = []
+    for uid, old, new in changed:
+        writes.append(_write_pod(uid, old, new))
+        charges += _pod_charges(uid, old, new)
+        if new is not None and _newly_bound(old, new):
+            attempt, node = new.status.attempt, new.status.node
+            deliveries.append(Delivery(pod=uid, attempt=attempt, node=node))
     return Transaction(
         subject=key,
-        writes=(
-            _write_group(session, group, _set(group.record, status=status)),
-            *[_write_pod(uid, old, new) for uid, old, new in changed],
-        ),
-        charges=(
-            *_group_charges(session, group, books),
-            *[charge for uid, old, new in changed for charge in _pod_charges(uid, old, new)],
-        ),
-        deliveries=tuple(
-            [
-                Delivery(pod=uid, attempt=new.status.attempt, node=new.status.node)
-                for uid, old, new in changed
-                if new is not None and _newly_bound(old, new)
-            ]
-        ),
+        writes=tuple(writes),
+        charges=tuple(charges),
+        deliveries=tuple(deliveries),
         events=tuple(
             [
                 Event(kind="PodGroup", key=key, reason=reason, message=message, at=at)
@@ -220,6 +227,8 @@ def _changed_pods(session: Session, group: GroupState) -> list[tuple[str, Pod | 
     """Return the pods that differ: uid, before, after; None for a pod that does not exist."""
     if group.uid in session.effects.expired:
         return [(pod.metadata.uid, pod, None) for pod in group.given_pods]
+    if not group.changed_pods:
+        return []
     stored: list[tuple[str, Pod | None, Pod | None]] = []
     new: list[tuple[str, Pod | None, Pod | None]] = []
     for uid, before in group.changed_pods.items():

@@ -172,6 +172,7 @@ def _bends(parts: Sequence[QueuePart]) -> list[tuple[int, int, int]]:
 
 
 _WITH_PODS = APART - {PODS}
+_NOTHING: Amounts = {}
 
 
 def fair_shares(session: Session) -> FairShares:
@@ -181,7 +182,13 @@ def fair_shares(session: Session) -> FairShares:
 
 def deserved_of_queues(session: Session) -> dict[str, Amounts]:
     """Return what each queue deserves, in every dimension that a node or a queue names."""
-    return fair_shares(session).deserved
+    return session.get(FAIR_SHARES).deserved
+
+
+def are_pods_bounded(session: Session) -> bool:
+    """Return whether the nodes bound the number of pods, or any queue states how many it
+    deserves."""
+    return session.tree.deserves_pods or session.nodes.ready.get(PODS, 0) < UNLIMITED_PODS
 
 
 def comparable(session: Session, names: Iterable[str]) -> list[str]:
@@ -190,17 +197,18 @@ def comparable(session: Session, names: Iterable[str]) -> list[str]:
     The number of groups is never compared, and the number of pods only if something bounds it:
     otherwise a queue of weight 0 would deserve no pods, although pods are not scarce.
     """
-    bounded = session.tree.deserves_pods or session.nodes.ready.get(PODS, 0) < UNLIMITED_PODS
-    apart = (POD_GROUPS,) if bounded else (POD_GROUPS, PODS)
+    apart = (POD_GROUPS,) if are_pods_bounded(session) else (POD_GROUPS, PODS)
     return [name for name in names if name not in apart]
 
 
 def share_of_queue(session: Session, queue: str) -> Share:
     """Return a queue's dominant share now; `pods` counts only if the queue states it."""
-    held = session.ledger.sums.get(queue_scope(queue), {})
-    record = session.tree.records.get(queue)
-    apart = _WITH_PODS if record is not None and PODS in record.spec.deserved else APART
-    return share_of(held, deserved_of_queues(session).get(queue, {}), apart=apart)
+    held = session.ledger.sums.get(queue_scope(queue), _NOTHING)
+    apart = APART
+    if session.tree.deserves_pods:
+        record = session.tree.records.get(queue)
+        apart = _WITH_PODS if record is not None and PODS in record.spec.deserved else APART
+    return share_of(held, deserved_of_queues(session).get(queue, _NOTHING), apart=apart)
 
 
 def note_admission(session: Session, group: GroupState) -> None:

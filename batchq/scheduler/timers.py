@@ -13,7 +13,7 @@ from batchq.api.reasons import Leaving
 from batchq.core.eligibility import instants, names_in, pause_ms
 from batchq.core.kept_capacity import clock_stands
 from batchq.core.preemption import protection
-from batchq.core.session.open_session import binding_held_until, since
+from batchq.core.session.open_session import binding_held_until, lease_ms_on, since
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, is_admitted
 
@@ -35,11 +35,13 @@ def lease_over_at(session: Session, pod: Pod) -> int | None:
         return None
     grace = pod.spec.termination_grace
     ends_at = session.snapshot.leases.get(pod.metadata.uid)
+    node = session.nodes.by_name.get(status.node)
     lease_ms = session.settings.pod_lease_ms
     if status.phase == PodPhase.RUNNING and ends_at is not None:
+        if node is not None:
+            lease_ms = lease_ms_on(session, node)
         # The last renewal was one lease before the end, unless the server was unreachable then.
         return max(ends_at, since(session, ends_at - lease_ms) + lease_ms) + grace
-    node = session.nodes.by_name.get(status.node)
     if node is not None and (node.ready or node.record.status.heartbeat is None):
         return None
     heartbeat = 0 if node is None else node.record.status.heartbeat or 0

@@ -7,7 +7,7 @@ import pytest
 from batchq.api.intents import Bind, LosePod, RollBack, SetNodeReady
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import PodGroupStatus
-from batchq.api.transaction import JUMP, count_of, following, generation_of
+from batchq.api.transaction import JUMP, LEASE_ANNOTATION, count_of, following, generation_of
 from batchq.core.session.snapshot import ContactStanding
 from batchq.scheduler.timers import next_due_at
 from tests.builders import Decided, a_group, a_node, a_running_group, amounts, decide
@@ -45,6 +45,32 @@ def test_a_pod_is_lost_when_lease_and_grace_are_over_and_a_renewal_was_possible(
         now_ms=now_ms,
     )
     assert lost(decided) == expected
+
+
+@pytest.mark.parametrize(
+    ("stated_ms", "over_at"),
+    [
+        (60_000, 50_000 + 60_000 + 30_000),
+        # The scheduler's own length is the least.
+        (10_000, 50_000 + 30_000 + 30_000),
+    ],
+)
+def test_a_pod_on_a_node_of_longer_leases_gets_such_a_lease_after_an_interruption(
+    stated_ms: int, over_at: int
+) -> None:
+    def after(now_ms: int) -> list[str]:
+        return lost(
+            decide(
+                a_node(cpu=1, annotations={LEASE_ANNOTATION: str(stated_ms)}),
+                *a_running_group("g"),
+                leases={"g-1-0": 45_000},
+                standing=ContactStanding(contact_since=50_000),
+                now_ms=now_ms,
+            )
+        )
+
+    assert after(over_at - 1) == []
+    assert after(over_at) == ["default/g-w-0"]
 
 
 @pytest.mark.parametrize(

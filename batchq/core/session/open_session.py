@@ -65,7 +65,7 @@ def binding_held_until(session: Session) -> int | None:
     if standing.restarted_at is None:
         return None
     nodes = session.nodes.by_name.values() if standing.forgot else _unreported(session)
-    leases = [_lease_ms(session, node) for node in nodes]
+    leases = [lease_ms_on(session, node) for node in nodes]
     if standing.forgot:
         leases.append(session.settings.pod_lease_ms)
     if not leases:
@@ -86,7 +86,7 @@ def _unreported(session: Session) -> list[NodeState]:
     restarted_at = standing.restarted_at or 0
     found = []
     for node in session.nodes.by_name.values():
-        lease_ms = _lease_ms(session, node)
+        lease_ms = lease_ms_on(session, node)
         heard_at = node.record.status.heartbeat or 0
         may_run = node.ready or heard_at + lease_ms > restarted_at
         is_waited_for = may_run and session.now_ms < restarted_at + lease_ms
@@ -95,7 +95,8 @@ def _unreported(session: Session) -> list[NodeState]:
     return found
 
 
-def _lease_ms(session: Session, node: NodeState) -> int:
+def lease_ms_on(session: Session, node: NodeState) -> int:
+    """Return for how long a pod on a node may run without a renewal of its lease."""
     return lease_of(node.record, default_ms=session.settings.pod_lease_ms)
 
 

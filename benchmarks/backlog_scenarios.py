@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from msgspec import Struct, structs
@@ -194,10 +195,10 @@ class Stage:
         return seen
 
     def _decides(
-        self, decide: Callable[[Snapshot, int], Session], snapshot: Snapshot, now_ms: int
+        self, decide: Callable[..., Session], snapshot: Snapshot, now_ms: int, *, tells_all: bool
     ) -> Session:
         started_at, cpu_at = time.perf_counter(), time.process_time()
-        session = decide(snapshot, now_ms)
+        session = decide(snapshot, now_ms, tells_all=tells_all)
         self._took.decide_s = time.perf_counter() - started_at
         self._took.decide_cpu_s = time.process_time() - cpu_at
         return session
@@ -213,7 +214,7 @@ class _Timed:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
         through = self._through.get(name)
-        return found if through is None else lambda *given: through(found, *given)
+        return found if through is None else partial(through, found)
 
 
 def _admitted(report: CycleReport) -> int:

@@ -19,8 +19,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from batchq import __version__
-from batchq.api.intents import SetReasons
-from batchq.api.lifecycle import PodPhase
+from batchq.api import intents
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.objects import DEFAULT, Metadata, Node, Pod, PodGroup, Queue
 from batchq.api.transaction import Transaction, Write
 from batchq.daemon import OWN_MISTAKE, Services, Termination, leader, on_hangup
@@ -62,9 +62,10 @@ NEW_A_SESSION = 1_000
 _COMPARE_EVERY_S, _COMPARE_APART = 5.0, 100
 #: Approximate number of objects in one shard.
 _COMPARED_OBJECTS = 1_000
-#: While turns follow each other, changed reasons are written at this interval. Groups that will
-#: start within it need no new one, and each costs as much as a start.
-_REWRITE_EVERY_S = 0.5
+#: While turns follow each other, what only informs people is written at this interval: changed
+#: reasons, and that groups run. Each such write costs as much as a start, and most groups that
+#: start or end within the interval need none.
+_TELL_EVERY_S = 0.5
 #: Interval between looks at the outbox when nothing was bound: a former leader may have died
 #: before it delivered.
 _OUTBOX_EVERY_S = 1.0
@@ -325,8 +326,8 @@ class LeaderTurn:
         #: When the mirror is compared next, and the outbox read next (monotonic clock).
         self._compare_at = time.monotonic() + _COMPARE_EVERY_S
         self._deliver_at = 0.0
-        #: When changed reasons are written next (monotonic clock).
-        self._rewrite_at = 0.0
+        #: When that is written next (monotonic clock).
+        self._tell_at = 0.0
         self._has_run = False
         self.quarantine = Quarantine(store, ids)
         self.mender = Mender(store, ids)
@@ -394,15 +395,15 @@ class LeaderTurn:
             return TurnReport(due_in_ms=1)
         due_in_ms = [] if due_at is None else [due_at - self._clock.now_ms()]
         if report.session.effects.has_postponed_reasons:
-            due_in_ms.append(max(1, round(1000 * (self._rewrite_at - time.monotonic()))))
+            due_in_ms.append(max(1, round(1000 * (self._tell_at - time.monotonic()))))
         return TurnReport(due_in_ms=min((due for due in due_in_ms if due > 0), default=None))
 
     def _decide(self, epoch: int) -> CycleReport:
         now = time.monotonic()
-        rewrites = now >= self._rewrite_at
-        report = self._cycle.run_once(epoch, rewrites_reasons=rewrites)
-        if rewrites and any(isinstance(one, SetReasons) for one in report.intents):
-            self._rewrite_at = now + _REWRITE_EVERY_S
+        tells_all = now >= self._tell_at
+        report = self._cycle.run_once(epoch, tells_all=tells_all)
+        if tells_all and any(map(_only_informs, report.intents)):
+            self._tell_at = now + _TELL_EVERY_S
         return report
 
     def _limit_objects(self, effective: Effective, epoch: int) -> None:
@@ -465,6 +466,15 @@ class LeaderTurn:
             self.mender.suspect()
         took_s = time.monotonic() - began
         self._compare_at = began + max(_COMPARE_EVERY_S, _COMPARE_APART * took_s)
+
+
+def _only_informs(intent: intents.Intent) -> bool:
+    """Return whether a later session could have written it as well."""
+    match intent:
+        case intents.SetReasons() | intents.MoveGroup(phase=PodGroupPhase.RUNNING):
+            return True
+        case _:
+            return False
 
 
 def ensure_default_queue(store: Store, *, clock: Clock, ids: IdSource) -> None:

@@ -380,6 +380,9 @@ def _count_intent(tally: SessionTally, session: Session, group: GroupState, inte
                 began = group.record.status.in_queue_at
                 tally.wait(START_WAIT, queue, began, session.now_ms)
         case intents.FinishGroup(phase=phase, reason=reason):
+            if group.record.status.started_at is None and group.status.started_at is not None:
+                began = group.record.status.in_queue_at
+                tally.wait(START_WAIT, queue, began, group.status.started_at)
             tally.add(FINISHED, (queue, phase, _word(reason, _REASONS)))
         case intents.RollBack(reason=reason):
             tally.add(REQUEUED_GROUPS, (queue, _word(reason, _LEAVING)))

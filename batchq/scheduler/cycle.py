@@ -93,11 +93,7 @@ class _Budget:
 
 
 def write_reasons(
-    session: Session,
-    inadmissible: InadmissibleGroups,
-    most: int = MOST_WRITTEN,
-    *,
-    rewrites: bool = True,
+    session: Session, inadmissible: InadmissibleGroups, most: int = MOST_WRITTEN
 ) -> None:
     """Write changed reasons to the groups' status, and park groups that may be left out from now
     on.
@@ -105,14 +101,13 @@ def write_reasons(
     A change of numbers within a message is not written. A session writes the reasons of at most
     `most` groups, and later sessions the rest, so that writing does not delay groups that can
     start. Queues get equal shares, so that a queue with very many groups does not delay the
-    reasons of the others. Without `rewrites`, groups that wait for a new reason keep the stored one
-    until a session with it.
+    reasons of the others. A session that postpones what it may leaves stored reasons as they are.
     """
     refuse_strayed(session)
     refused = list(session.refusals.own.items())
     queues = {session.groups[uid].queue for uid, _ in refused}
     queues |= queues_to_tell(session)
-    budget = _Budget(most, len(queues), rewrites=rewrites)
+    budget = _Budget(most, len(queues), rewrites=not session.effects.postpones)
     later: list[tuple[GroupState, tuple[Verdict, ...]]] = []
     for uid, refusals in refused:
         group = session.groups[uid]
@@ -269,10 +264,11 @@ class Cycle:
         """Use another scheduler from the next cycle on; not to be called during a cycle."""
         self._scheduler = scheduler
 
-    def run_once(self, epoch: int | None = None, *, rewrites_reasons: bool = True) -> CycleReport:
+    def run_once(self, epoch: int | None = None, *, tells_all: bool = True) -> CycleReport:
         """Run one cycle, as the leader of `epoch`.
 
-        Without `rewrites_reasons`, groups keep their stored reasons until a cycle with it.
+        Without `tells_all`, what only informs people may be left to a later cycle: changed reasons,
+        and that a group runs.
 
         Raises StoreUnavailable if the store cannot be read, or it is unknown whether it was
         written; the next cycle then reads what became of that.
@@ -281,7 +277,7 @@ class Cycle:
         snapshot = self._snapshot()
         if (last := self._at_rest(snapshot, started_at)) is not None:
             return last
-        session = self._scheduler.decide(snapshot, started_at, rewrites_reasons=rewrites_reasons)
+        session = self._scheduler.decide(snapshot, started_at, tells_all=tells_all)
         report = self._commit(session, epoch)
         decides = report.intents or session.effects.has_postponed_reasons
         is_quiet = not decides and not report.commit.applied and not report.commit.refused
@@ -347,9 +343,10 @@ class Scheduler:
         default_factory=InadmissibleGroups, repr=False, compare=False
     )
 
-    def decide(self, snapshot: Snapshot, now_ms: int, *, rewrites_reasons: bool = True) -> Session:
+    def decide(self, snapshot: Snapshot, now_ms: int, *, tells_all: bool = True) -> Session:
         """Run a whole session: controllers, actions, reasons. Pure."""
         session = self._open(snapshot, now_ms, self._inadmissible, self._carried)
+        session.effects.postpones = not tells_all
         settle(session)
         session.line_up()
         session.begin_actions()
@@ -360,8 +357,7 @@ class Scheduler:
         roll_back_misfits(session)
         store_kept_places(session)
         session.close()
-        most, rewrites = self.most_written, rewrites_reasons
-        write_reasons(session, self._inadmissible, most, rewrites=rewrites)
+        write_reasons(session, self._inadmissible, self.most_written)
         session.end()
         return session
 

@@ -87,6 +87,8 @@ from batchq.scheduler.timers import (
 )
 
 _RUNS = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
+#: By then, a group that runs is shown as Running (ms).
+SHOWN_WITHIN_MS = 500
 
 
 def settle(session: Session) -> None:
@@ -283,7 +285,7 @@ def _settle_admitted(statement: Statement, group: GroupState, lost: set[str]) ->
     if group.is_array:
         _stop_overdue_pods(statement, group)
     enough = progress.running + progress.succeeded >= group.min_member
-    _follow_pods(statement, group, enough=enough)
+    _follow_pods(statement, group, progress, enough=enough)
     _pause_walltime(statement, group)
     if group.phase != PodGroupPhase.IN_QUEUE:
         remaining = remaining_reservation(group, progress)
@@ -309,7 +311,7 @@ def _settle_external(statement: Statement, group: GroupState) -> None:
         return
     if end_lapsed_claim(statement, group) or _roll_back_if_withdrawn(statement, group):
         return
-    _follow_pods(statement, group, enough=runs_enough(group, progress))
+    _follow_pods(statement, group, progress, enough=runs_enough(group, progress))
 
 
 def _roll_back_if_withdrawn(statement: Statement, group: GroupState) -> bool:
@@ -361,11 +363,15 @@ def _finish_if_overdue(statement: Statement, group: GroupState) -> bool:
     return True
 
 
-def _follow_pods(statement: Statement, group: GroupState, *, enough: bool) -> None:
+def _follow_pods(
+    statement: Statement, group: GroupState, progress: GroupProgress, *, enough: bool
+) -> None:
     """Move between InQueue, Running and Unknown by the number of running pods, with timeouts."""
     settings, now_ms = statement.session.settings, statement.session.now_ms
     status = group.status
     match group.phase, enough:
+        case PodGroupPhase.IN_QUEUE, True if _may_show_later(statement.session, group, progress):
+            group.settled_until = (statement.session.pending.generation, now_ms + SHOWN_WITHIN_MS)
         case ((PodGroupPhase.IN_QUEUE | PodGroupPhase.UNKNOWN), True):
             move_group(statement, group, PodGroupPhase.RUNNING)
         case PodGroupPhase.RUNNING, False:
@@ -386,6 +392,24 @@ def _follow_pods(statement: Statement, group: GroupState, *, enough: bool) -> No
                 limit = format_duration(settings.recovery_timeout_ms)
                 message = f"too few of its pods ran for {limit}"
                 roll_back(statement, group, Leaving.RECOVERY_TIMEOUT, message)
+
+
+def _may_show_later(session: Session, group: GroupState, progress: GroupProgress) -> bool:
+    """Return whether a group that runs may be shown as InQueue a little longer, as no decision
+    depends on it: a short one then ends without a write of its own for that.
+    """
+    spec = group.record.spec
+    if not session.effects.postpones or group.settled_until is not None:
+        return False
+    if group.status is not group.record.status or spec.walltime is not None:
+        return False
+    if group.is_external:
+        return True
+    return (
+        spec.launch is None
+        and progress.running == group.replicas
+        and remaining_reservation(group, progress) == group.status.reservation
+    )
 
 
 def _pulls_images(group: GroupState) -> bool:

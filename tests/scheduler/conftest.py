@@ -73,8 +73,8 @@ class Stack:
         commit = self.store.commit([transaction], request_id=self.ids.new_uid())
         assert commit.refused == ()
 
-    def turn(self) -> CycleReport:
-        return self._cycle.run_once()
+    def turn(self, *, tells_all: bool = True) -> CycleReport:
+        return self._cycle.run_once(tells_all=tells_all)
 
     def until_idle(self) -> list[CycleReport]:
         reports = [self.turn()]

@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
-from batchq.api.objects import Pod, PodGroup, PodGroupStatus
+from batchq.api.objects import Pod, PodGroup, PodGroupStatus, PodTemplate, Task
 from batchq.scheduler.timers import next_due_at
-from tests.builders import Decided, a_group, a_node, a_pod, amounts, decide
+from tests.builders import Decided, a_group, a_node, a_pod, a_queue, amounts, decide
+from tests.scheduler.conftest import Stack
+from tests.scheduler.consumers import claim, external, in_queue, report
 
 SECOND = 1000
 LET_IN_AT = 10 * SECOND
 SEEN_AT = 60 * SECOND
+TWO_PODS = Task(
+    name="main", replicas=2, template=PodTemplate(command=("true",), requests=amounts(cpu=1))
+)
 
 
 def a_gang(size: int, **spec: Any) -> PodGroup:
@@ -72,3 +77,78 @@ def test_its_walltime_counts_from_there() -> None:
     gang = a_gang(1, walltime=45 * SECOND)
     decided = seen(gang, a_start(gang, 0, 20))
     assert next_due_at(decided.session) == 65 * SECOND
+
+
+def started(stack: Stack, **spec: Any) -> None:
+    """Start all pods of a group of two, 300 ms after its admission, seen by no session yet."""
+    stack.ready(a_node(cpu=4))
+    stack.apply(a_queue(), a_group("g", tasks=(TWO_PODS,), **spec))
+    stack.until_idle()
+    stack.clock.at_ms += 300
+    stack.start_pods()
+
+
+def test_a_session_that_postpones_shows_a_group_as_running_half_a_second_later(
+    stack: Stack,
+) -> None:
+    started(stack)
+    started_at = stack.clock.at_ms
+    turn = stack.turn(tells_all=False)
+    assert turn.intents == ()
+    assert turn.next_due_at == started_at + 500
+    stack.clock.at_ms += 499
+    assert stack.turn(tells_all=False).intents == ()
+    assert stack.group("g").status.phase == PodGroupPhase.IN_QUEUE
+
+    stack.clock.at_ms += 1
+    stack.turn(tells_all=False)
+    status = stack.group("g").status
+    assert (status.phase, status.started_at) == (PodGroupPhase.RUNNING, started_at)
+
+
+def test_a_group_that_ends_before_it_was_shown_as_running_has_its_start(stack: Stack) -> None:
+    started(stack)
+    started_at = stack.clock.at_ms
+    stack.turn(tells_all=False)
+    stack.clock.at_ms += 200
+    stack.end_pods()
+    turn = stack.turn(tells_all=False)
+    assert [type(one).__name__ for one in turn.intents] == ["FinishGroup"]
+    status = stack.group("g").status
+    assert (status.phase, status.started_at) == (PodGroupPhase.COMPLETED, started_at)
+    assert status.finished_at == started_at + 200
+
+
+def test_a_group_that_fails_before_its_gang_has_started_has_no_start(stack: Stack) -> None:
+    stack.ready(a_node(cpu=4))
+    stack.apply(a_queue(), a_group("g", tasks=(TWO_PODS,)))
+    stack.until_idle()
+    first, second = stack.pods(PodPhase.BOUND)
+    stack.move(first, phase=PodPhase.RUNNING, started_at=stack.clock.at_ms)
+    at_ms = stack.clock.at_ms
+    stack.move(second, phase=PodPhase.FAILED, exit_code=1, failures=1, finished_at=at_ms)
+    stack.turn()
+    status = stack.group("g").status
+    assert (status.phase, status.started_at) == (PodGroupPhase.FAILED, None)
+
+
+def test_an_external_group_that_ends_unseen_has_run_since_its_claim(stack: Stack) -> None:
+    in_queue(stack, external())
+    claimed_at = stack.clock.at_ms
+    token = claim(stack)
+    report(stack, token, "running")
+    assert stack.turn(tells_all=False).intents == ()
+    stack.clock.at_ms += 200
+    report(stack, token, "succeeded")
+    stack.turn(tells_all=False)
+    status = stack.group("e").status
+    assert (status.phase, status.started_at) == (PodGroupPhase.COMPLETED, claimed_at)
+
+
+@pytest.mark.parametrize("spec", [{"walltime": 60 * SECOND}, {"min_resources": amounts(cpu=3)}])
+def test_a_start_on_which_decisions_depend_is_shown_at_once(
+    stack: Stack, spec: dict[str, Any]
+) -> None:
+    started(stack, **spec)
+    stack.turn(tells_all=False)
+    assert stack.group("g").status.phase == PodGroupPhase.RUNNING

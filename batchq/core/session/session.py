@@ -353,6 +353,8 @@ class Effects:
         self.before: dict[str, tuple[PodGroupStatus, dict[str, Pod]]] = {}
         #: The number of intents before the actions.
         self.first_intent = 0
+        #: Whether what only informs people may be left to a later session.
+        self.postpones = False
         #: Whether some groups keep their stored reasons although these have changed.
         self.has_postponed_reasons = False
         self._actions_run = False

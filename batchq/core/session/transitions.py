@@ -40,7 +40,7 @@ from batchq.core.preemption.protection import RECLAIM, with_group_run, with_pod_
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.specs import TaskShape
-from batchq.core.session.state import GroupState
+from batchq.core.session.state import GroupState, is_admitted
 from batchq.core.session.statement import Statement
 
 #: These reasons cost the group its place in line; a timeout does so only if its pods had nodes and
@@ -406,15 +406,33 @@ def _runs_since(group: GroupState, now_ms: int) -> int:
     status = group.status
     if status.started_at is not None:
         return status.started_at
+    started_at = _gang_started_at(group)
+    if started_at is None:
+        return now_ms
+    # Clocks of nodes may be wrong: the result is neither before the admission nor after now.
+    return min(now_ms, max(started_at, status.in_queue_at or 0))
+
+
+def _gang_started_at(group: GroupState) -> int | None:
+    """Return when the last pod that it needs started (ms); None if too few pods have started."""
     started = sorted(
         pod.status.started_at
         for pod in group.current()
         if pod.status.started_at is not None and pod.status.phase in _HAS_STARTED
     )
     if not started or len(started) < group.min_member:
-        return now_ms
-    # Clocks of nodes may be wrong: the result is neither before the admission nor after now.
-    return min(now_ms, max(started[group.min_member - 1], status.in_queue_at or 0))
+        return None
+    return started[group.min_member - 1]
+
+
+def _ran_since(group: GroupState, now_ms: int) -> int | None:
+    """Return since when (ms) a group that ends has run, which no session may have shown."""
+    status = group.status
+    if status.started_at is not None or not is_admitted(group):
+        return status.started_at
+    if group.is_external:
+        return status.claim.claimed_at
+    return None if _gang_started_at(group) is None else _runs_since(group, now_ms)
 
 
 def pause_walltime(statement: Statement, group: GroupState) -> None:
@@ -447,6 +465,7 @@ def finish(
     statement.set_status(
         group,
         phase=phase,
+        started_at=_ran_since(group, now_ms),
         finished_at=now_ms,
         reserved_at=None,
         reservation={},

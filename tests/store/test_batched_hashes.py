@@ -8,7 +8,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod
 from batchq.api.transaction import Event, Transaction
 from batchq.store.redis import RedisStore
-from tests.contract.made import charge, charging, gone, pod, put, queue, words, writing
+from tests.contract.made import charge, charging, gone, limiting, pod, put, queue, words, writing
 
 
 def calls_of(raw: redis.Redis) -> dict[str, int]:
@@ -38,6 +38,20 @@ def test_a_hash_is_read_and_written_once_for_many_transactions(
     assert (calls["hmget"], calls["hset"], calls["hget"]) == (3, 4, 2)
     assert calls["xadd"] == 200
     assert redis_store.ledger() == {"node:n1": {"cpu": 100}, "ns:x": {"cpu": 100}}
+
+
+def test_the_sums_and_limits_of_many_scopes_are_read_once(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    scopes = [f"ns:{number}" for number in range(100)]
+    redis_store.commit([limiting(scope, cpu=2) for scope in scopes], request_id="1")
+    raw.config_resetstat()
+    many = [charging(charge(f"pod:{scope}", scope, checked=True, cpu=3)) for scope in scopes]
+    few = [charging(charge(f"pod:{scope}", scope, checked=True, cpu=2)) for scope in scopes]
+    assert words(redis_store.commit([*many, *few], request_id="2")) == ["limit"] * 100
+    # Two calls; in each, one of the charges, one of the sums, and one of the limits.
+    assert calls_of(raw)["hmget"] == 6
+    assert redis_store.ledger() == {scope: {"cpu": 2} for scope in scopes}
 
 
 def test_a_transaction_finds_what_the_one_before_it_has_written(redis_store: RedisStore) -> None:

@@ -12,7 +12,7 @@ MOVES = ROOT / "batchq/store/lua/moves.lua"
 
 def test_lua_and_python_have_the_same_moves() -> None:
     lines = MOVES.read_text(encoding="utf-8").splitlines()
-    pairs = [re.fullmatch(r"  \['(\w+) (\w+)>(\w+)'\] = true,", line) for line in lines]
+    pairs = [re.fullmatch(r"(\w+) (\w+)>(\w+)", line) for line in lines]
     in_lua = [match.groups() for match in pairs if match]
     in_python = {
         (kind, start, finish)

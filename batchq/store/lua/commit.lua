@@ -73,7 +73,6 @@ local function transact(value, write, charge, limit, delivery, event, past)
   end
   if charge < limit then
     local plus, minus, growths = weigh(charge, limit)
-    if growths then read_sums(plus, minus) end
     local refused = growths and refuse_charges(plus, minus, growths, limit, delivery)
     if not growths or is_malformed(plus, minus) then return {'conflict', 'the ledger'} end
     if refused then return refused end
@@ -102,6 +101,7 @@ local function transact_all()
   end
 end
 
+read_ahead(begins)
 -- A malformed record ends the call: sums and count are then those of what was applied.
 local went_well, why = pcall(transact_all)
 set_sums()

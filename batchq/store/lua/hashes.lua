@@ -3,16 +3,20 @@
 -- KEYS: those of commit.
 -- Answers: nothing of its own.
 
--- Fields or values a command: the stack of Lua is bounded.
+-- Fields or values a command: the stack of Lua is bounded. Even, since a field and its value are two.
 local FIELDS = 1000
 
--- By name: the fields to read; their values (false: absent); the fields that change, in order; and
--- their new values ('': removed).
+-- By name: the fields to read; their values (false: absent); and the fields that change, each
+-- followed by its new value ('': removed), with the place of each value.
 local hashes = {}
 
 local function hash_of(name)
-  if not hashes[name] then hashes[name] = {asked = {}, old = {}, moved = {}, new = {}} end
-  return hashes[name]
+  local hash = hashes[name]
+  if not hash then
+    hash = {asked = {}, old = {}, moved = {}, places = {}, removes = false}
+    hashes[name] = hash
+  end
+  return hash
 end
 
 local function ask_for(name, field)
@@ -40,14 +44,21 @@ end
 -- Returns the value that was read or set since; nil, false or '' for none.
 local function value_of(name, field)
   local hash = hash_of(name)
-  return hash.new[field] or hash.old[field]
+  local place = hash.places[field]
+  if place then return hash.moved[place] end
+  return hash.old[field]
 end
 
 -- '' removes the field.
 local function set(name, field, value)
   local hash = hash_of(name)
-  if not hash.new[field] then hash.moved[#hash.moved + 1] = field end
-  hash.new[field] = value
+  local moved, place = hash.moved, hash.places[field]
+  if not place then
+    place = #moved + 2
+    moved[place - 1], hash.places[field] = field, place
+  end
+  moved[place] = value
+  if value == '' then hash.removes = true end
 end
 
 local function call_for(command, name, list)
@@ -58,13 +69,16 @@ end
 
 local function write_moved()
   for name, hash in pairs(hashes) do
-    local kept, removed = {}, {}
-    for _, field in ipairs(hash.moved) do
-      local value = hash.new[field]
-      if value == '' then
-        removed[#removed + 1] = field
-      else
-        kept[#kept + 1], kept[#kept + 2] = field, value
+    local kept, removed, moved = hash.moved, {}, hash.moved
+    if hash.removes then
+      kept = {}
+      for place = 1, #moved, 2 do
+        local field, value = moved[place], moved[place + 1]
+        if value == '' then
+          removed[#removed + 1] = field
+        else
+          kept[#kept + 1], kept[#kept + 2] = field, value
+        end
       end
     end
     call_for('HSET', name, kept)

@@ -2,37 +2,45 @@
 -- fence falls, and the reasons to refuse a write.
 -- KEYS: those of commit.
 -- Answers: nothing of its own.
-local MOVES = {
-  ['PodGroup Pending>InQueue'] = true,
-  ['PodGroup Pending>Failed'] = true,
-  ['PodGroup Pending>Cancelled'] = true,
-  ['PodGroup InQueue>Pending'] = true,
-  ['PodGroup InQueue>Running'] = true,
-  ['PodGroup InQueue>Completed'] = true,
-  ['PodGroup InQueue>Failed'] = true,
-  ['PodGroup InQueue>Cancelled'] = true,
-  ['PodGroup Running>Unknown'] = true,
-  ['PodGroup Running>Pending'] = true,
-  ['PodGroup Running>Completed'] = true,
-  ['PodGroup Running>Failed'] = true,
-  ['PodGroup Running>Cancelled'] = true,
-  ['PodGroup Unknown>Running'] = true,
-  ['PodGroup Unknown>Pending'] = true,
-  ['PodGroup Unknown>Completed'] = true,
-  ['PodGroup Unknown>Failed'] = true,
-  ['PodGroup Unknown>Cancelled'] = true,
-  ['Pod Pending>Bound'] = true,
-  ['Pod Bound>Running'] = true,
-  ['Pod Bound>Failed'] = true,
-  ['Pod Bound>Evicted'] = true,
-  ['Pod Running>Succeeded'] = true,
-  ['Pod Running>Failed'] = true,
-  ['Pod Running>Evicted'] = true,
-  ['Pod Failed>Pending'] = true,
-  ['Pod Failed>Bound'] = true,
-  ['Pod Evicted>Pending'] = true,
-  ['Pod Evicted>Bound'] = true,
-}
+-- A text, since each call would build a table anew.
+local MOVES = [[
+
+PodGroup Pending>InQueue
+PodGroup Pending>Failed
+PodGroup Pending>Cancelled
+PodGroup InQueue>Pending
+PodGroup InQueue>Running
+PodGroup InQueue>Completed
+PodGroup InQueue>Failed
+PodGroup InQueue>Cancelled
+PodGroup Running>Unknown
+PodGroup Running>Pending
+PodGroup Running>Completed
+PodGroup Running>Failed
+PodGroup Running>Cancelled
+PodGroup Unknown>Running
+PodGroup Unknown>Pending
+PodGroup Unknown>Completed
+PodGroup Unknown>Failed
+PodGroup Unknown>Cancelled
+Pod Pending>Bound
+Pod Bound>Running
+Pod Bound>Failed
+Pod Bound>Evicted
+Pod Running>Succeeded
+Pod Running>Failed
+Pod Running>Evicted
+Pod Failed>Pending
+Pod Failed>Bound
+Pod Evicted>Pending
+Pod Evicted>Bound
+]]
+
+local function is_move(kind, old, new)
+  local move = kind .. ' ' .. old .. '>' .. new
+  return not string.find(move, '\n', 1, true)
+    and string.find(MOVES, '\n' .. move .. '\n', 1, true) ~= nil
+end
 
 -- Returns the uid, admission and attempt of a fence; nothing for a malformed fence. Each pattern
 -- fails at its first try: a pattern with several ways to split digits takes cubic time.
@@ -69,7 +77,7 @@ local function refuse_write(place, kind, key, expect, fence, phase, new_fence, _
   -- A malformed head has nothing to compare with: the leader rewrites it from its object.
   if not written then return {'conflict', kind .. ' ' .. key} end
   if falls(old_fence, new_fence) then return {'fenced', kind .. ' ' .. key} end
-  if phase ~= old_phase and not MOVES[kind .. ' ' .. old_phase .. '>' .. phase] then
+  if phase ~= old_phase and not is_move(kind, old_phase, phase) then
     return {'move', kind .. ' ' .. key}
   end
   return nil

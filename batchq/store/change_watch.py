@@ -36,6 +36,8 @@ class ChangeWatch:
         #: The last one that `wait` has found.
         self._seen = 0
         self._wrote_at = -_WRITES_WITHIN_S
+        #: When every change was last read (monotonic clock).
+        self._read_at = -_WRITES_WITHIN_S
         #: Called with what this process has written; if it is given, that is known, and so is
         #: what was read.
         self.wrote: Callable[[Sequence[Transaction]], None] | None = None
@@ -47,6 +49,7 @@ class ChangeWatch:
             return
         with self._lock:
             self._known = max(self._known, revision)
+            self._read_at = time.monotonic()
 
     def note_written(
         self, transactions: Iterable[Transaction], answers: Sequence[Answer], revision: int
@@ -82,12 +85,24 @@ class ChangeWatch:
             if left <= 0:
                 return False
             if time.monotonic() - self._wrote_at < _WRITES_WITHIN_S:
-                block_ms = min(left, LOOK_MS)
-                self._link.pause(block_ms / 1000)
+                left -= self._pause(left)
             else:
                 block_ms = min(left, LONGEST_BLOCK_MS)
                 self._await_entry(after_change(revision), block_ms)
-            left -= block_ms
+                left -= block_ms
+
+    def _pause(self, most_ms: int) -> int:
+        """Wait until it is time for a look; return for how long, in milliseconds. A turn that reads
+        all changes meanwhile is a look, too.
+        """
+        waited_ms = 0
+        while waited_ms < most_ms:
+            step_ms = min(most_ms - waited_ms, LOOK_MS)
+            self._link.pause(step_ms / 1000)
+            waited_ms += step_ms
+            if time.monotonic() - self._read_at >= LOOK_MS / 1000:
+                break
+        return waited_ms
 
     def _await_entry(self, after: str, block_ms: int) -> None:
         self._link.wait(lambda client: client.xread({keys.CHANGES: after}, 1, block_ms))

@@ -7,6 +7,7 @@ its pool, as on the command itself.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,16 @@ from typing import Any, cast
 import hiredis
 import redis
 from redis import exceptions as broken
-from redis.client import NEVER_DECODE, Pipeline
+from redis.client import EMPTY_RESPONSE, NEVER_DECODE, Pipeline
 from redis.sentinel import SentinelConnectionPool
 
 #: A connection that was used within this time is used again without a look at it: the look is two
 #: system calls. If the server has closed it since, the command fails as if that came a moment
 #: later.
 _FRESH_S = 0.1
+_READ_BYTES = 64 << 10
+#: What `read_arrived` returns instead of an answer.
+NOTHING = object()
 
 
 class DirectClient(redis.Redis):
@@ -38,7 +42,12 @@ class DirectClient(redis.Redis):
         """See `redis.Redis`."""
         with _Borrowed(self.connection_pool, self.idle) as connection:
             connection.send_packed_command([_packed(args)])
-            return self.parse_response(connection, args[0], **options)  # type: ignore[no-untyped-call]
+            if NEVER_DECODE in options or EMPTY_RESPONSE in options:
+                return self.parse_response(connection, args[0], **options)  # type: ignore[no-untyped-call]
+            answer = read_answer(connection)
+            if isinstance(answer, Exception):
+                raise answer
+        return _converted(self.response_callbacks, answer, args[0], options)
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
         """See `redis.Redis`."""
@@ -105,6 +114,13 @@ class DirectPipeline(Pipeline):
         super().__init__(pool, callbacks, transaction, shard_hint)
         self._is_transaction = transaction
 
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """See `redis.Redis`."""
+        if self.watching or args[0] == "WATCH":
+            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        self.command_stack.append((args, options))
+        return self
+
     def execute(self, raise_on_error: bool = True) -> list[Any]:
         """See `redis.Redis`."""
         if self.watching or self.explicit_transaction or self.scripts:
@@ -123,32 +139,75 @@ class DirectPipeline(Pipeline):
                     answers = _answers_of_transaction(connection, len(stack))
                 else:
                     answers = [read_answer(connection) for _ in stack]
-            answers = [
-                answer if isinstance(answer, Exception) else self._converted(answer, *command)
-                for answer, command in zip(answers, stack, strict=True)
-            ]
-            if raise_on_error:
+            has_failed = False
+            callbacks = self.response_callbacks
+            for place, (words, options) in enumerate(stack):
+                if isinstance(answers[place], Exception):
+                    has_failed = True
+                else:
+                    answers[place] = _converted(callbacks, answers[place], words[0], options)
+            if raise_on_error and has_failed:
                 self.raise_first_error(stack, answers)  # type: ignore[no-untyped-call]
         finally:
             self.reset()
         return answers
 
-    def _converted(self, answer: Any, words: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Return an answer as redis-py's methods have it."""
-        callbacks = cast("Mapping[str, Any]", self.response_callbacks)
-        if words[0] not in callbacks:
-            return answer
-        # What redis-py uses itself.
-        own = {name: one for name, one in options.items() if name not in ("keys", NEVER_DECODE)}
-        return callbacks[words[0]](answer, **own)
+
+def _converted(callbacks: Any, answer: Any, name: str, options: Mapping[str, Any]) -> Any:
+    """Return an answer as redis-py's methods have it."""
+    callback = callbacks.get(name)
+    if callback is None:
+        return answer
+    if options:
+        # Without what redis-py uses itself.
+        options = {key: one for key, one in options.items() if key not in ("keys", NEVER_DECODE)}
+    return callback(answer, **options)
 
 
 def read_answer(connection: Any) -> Any:
     """Return the next answer, or the error that the server has answered."""
+    parser = _parser_of(connection)
+    if parser is not None:
+        # What the connection does around its parser takes longer than the parser.
+        return parser.read_response()
     try:
         return connection.read_response()
     except broken.ResponseError as error:
         return error
+
+
+def read_arrived(connection: Any, *, rest_within_s: float) -> Any:
+    """Return the next answer if the server has begun to send it, NOTHING if it has not. The rest
+    follows within `rest_within_s`, or TimeoutError is raised.
+
+    redis-py would look twice before it reads, and change the socket's timeout twice.
+    """
+    parser, own = _parser_of(connection), connection._sock
+    # Not TLS, whose bytes are not those of the answer.
+    if parser is None or type(own) is not socket.socket or own.gettimeout() is None:
+        if not connection.can_read(timeout=0):
+            return NOTHING
+        return connection.read_response(timeout=rest_within_s)
+    if not parser._reader.has_data():
+        try:
+            # The descriptor of a socket with a timeout does not block.
+            arrived = os.read(own.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return NOTHING
+        if not arrived:
+            raise broken.ConnectionError("the server has closed the connection")
+        parser._reader.feed(arrived)
+    answer = parser.read_response(timeout=rest_within_s)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _parser_of(connection: Any) -> Any:
+    """Return the connection's parser if it is hiredis and connected; None otherwise."""
+    parser = getattr(connection, "_parser", None)
+    reader = getattr(parser, "_reader", None)
+    return parser if isinstance(reader, hiredis.Reader) else None
 
 
 def _answers_of_transaction(connection: Any, commands: int) -> list[Any]:

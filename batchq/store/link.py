@@ -113,7 +113,7 @@ def _by_digest(
     names: Sequence[str],
     arguments: Sequence[str | bytes | int | float],
 ) -> Any:
-    return client.evalsha(script.sha, len(names), *names, *arguments)
+    return client.execute_command("EVALSHA", script.sha, len(names), *names, *arguments)
 
 
 def _by_text(

@@ -30,7 +30,7 @@ from batchq.api.resources import ONE_POD, PODS
 from batchq.api.transaction import Delivery, node_scope
 from batchq.errors import StoreUnavailable
 from batchq.store import keys, records, scripts
-from batchq.store.direct import forget_idle
+from batchq.store.direct import NOTHING, forget_idle, read_arrived
 from batchq.store.link import (
     ANSWER_TIMEOUT_S,
     LONGEST_BLOCK_MS,
@@ -517,9 +517,9 @@ class WakeUpChannel:
         if self._asked_at is None:
             return frozenset()
         try:
-            if not self._connection.can_read(timeout=0):
+            reply = read_arrived(self._connection, rest_within_s=_REST_WITHIN_S)
+            if reply is NOTHING:
                 return frozenset()
-            reply = self._connection.read_response(timeout=_REST_WITHIN_S)
         except (broken.RedisError, OSError):
             self._let_go()
             self._not_before = time.monotonic() + _AGAIN_S

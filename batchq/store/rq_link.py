@@ -92,7 +92,7 @@ class _RqPipeline(DirectPipeline):
 
     def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         words = self._of.with_keys(args)
-        return super().execute_command(*words, **kwargs)  # type: ignore[no-untyped-call]
+        return super().execute_command(*words, **kwargs)
 
 
 def rq_connection(url: str) -> RqConnection:

@@ -45,6 +45,7 @@ ENTRY = "batchq.worker.entry.run_pod"
 #: RQ's records are not the source of truth and have no reader, so they expire after a minute.
 _RECORD_TTL_S = 60
 _QUEUE_PREFIX = "bq-node-"
+_KEY_OF_QUEUE = Queue.redis_queue_namespace_prefix
 #: A pod's uid and a number are far shorter.
 _MAX_PAYLOAD_BYTES = 16 * 1024
 _ID = re.compile(rb"[A-Za-z0-9_-]{1,200}")
@@ -354,20 +355,24 @@ class Relay:
         if not 0 < len(bound) <= DELIVERIES_AT_ONCE:
             return []
         nodes = sorted({delivery.node for _, delivery in bound})
-        queues = {node: node_queue(node, self._link) for node in nodes}
+        queues = [queue_name(node) for node in nodes]
         names = [request, keys.OUTBOX]
-        for node, queue in queues.items():
-            names += (_key(queue, queue.key), keys.wake_up_channel(node))
+        for node, queue in zip(nodes, queues, strict=True):
+            names += (self._key(node, _KEY_OF_QUEUE + queue), keys.wake_up_channel(node))
         fields = _common_fields()
         arguments: list[Any] = [NODE_NOTIFICATIONS_KEPT, keys.ALIVE_TTL_S, WakeReason.PODS]
         arguments += (RQ_TTL_S, len(nodes), len(fields))
-        arguments += (*(queue.name for queue in queues.values()), *fields)
+        arguments += (*queues, *fields)
         for place, delivery in bound:
             attempt = PodAttempt(delivery.pod, delivery.attempt)
-            names.append(_key(queues[delivery.node], Job.key_for(attempt.id)))
+            names.append(self._key(delivery.node, Job.key_for(attempt.id)))
             arguments += (place, nodes.index(delivery.node) + 1, records.delivery_field(delivery))
             arguments += (attempt.id, _payload(attempt))
         return [(names, arguments)]
+
+    def _key(self, node: str, name: str) -> str:
+        """Return a key of RQ's with the prefix of a node."""
+        return keys.of_rq(node, name) if self._link.is_apart else name
 
     def _enqueue(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -10,6 +11,7 @@ import redis
 
 from batchq.api.transaction import Transaction
 from batchq.store import change_watch
+from batchq.store.link import Link, read_revision
 from batchq.store.redis import RedisStore
 from tests.contract.made import gone, put, queue, writing
 
@@ -121,3 +123,25 @@ def test_the_wait_for_a_change_by_another_ends_with_it_whether_this_process_writ
     make(redis_store, "c")
     thread.join(timeout=90)
     assert heard == [True]
+
+
+def test_a_process_whose_turns_read_all_changes_does_not_ask_for_them_besides(
+    own: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(own, "a")
+    asked: list[int] = []
+
+    def read(link: Link) -> int:
+        asked.append(1)
+        return read_revision(link)
+
+    def take_a_turn(_seconds: float) -> None:
+        own.snapshot()
+
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(change_watch, "read_revision", read)
+    monkeypatch.setattr(own.link, "pause", take_a_turn)
+    assert not own.wait_for_change(10 * change_watch.LOOK_MS)
+    # At the beginning and at the end of the wait.
+    assert len(asked) == 2

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import select
+import socket
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -11,6 +14,7 @@ import redis
 from batchq.api.transaction import Delivery, Transaction
 from batchq.errors import StoreUnavailable
 from batchq.store import node_channels
+from batchq.store.direct import NOTHING, read_arrived
 from batchq.store.link import LONGEST_BLOCK_MS
 from batchq.store.node_channels import EVERYTHING, WakeReason, WakeUpChannel, notify
 from batchq.store.redis import RedisStore
@@ -209,3 +213,43 @@ def test_delivered_pods_notify_their_nodes(
     assert is_heard(bell, within_ms=10_000)
     assert [raw.llen(f"{{bq}}-rq:n{number}:queue:bq-node-n{number}") for number in (1, 2)] == [1, 1]
     assert redis_store.outbox() == ()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[redis.Connection, socket.socket]]:
+    """Return a client's connection, and the server's end of it."""
+    ours, theirs = socket.socketpair()
+    connection: Any = redis.Connection(socket_timeout=30)  # type: ignore[no-untyped-call]
+    ours.settimeout(30)
+    connection._sock = ours
+    connection._parser.on_connect(connection)
+    with ours, theirs:
+        yield connection, theirs
+
+
+def test_an_answer_is_read_once_the_server_has_begun_to_send_it(
+    ends: tuple[redis.Connection, socket.socket],
+) -> None:
+    connection, server = ends
+    assert read_arrived(connection, rest_within_s=0.01) is NOTHING
+    server.sendall(b"$-1\r\n+two\r\n-ERR three\r\n+fo")
+    assert read_arrived(connection, rest_within_s=0.01) is None
+    assert read_arrived(connection, rest_within_s=0.01) == b"two"
+    with pytest.raises(redis.ResponseError, match="three"):
+        read_arrived(connection, rest_within_s=0.01)
+    rest = threading.Timer(0.05, server.sendall, [b"ur\r\n"])
+    rest.start()
+    assert read_arrived(connection, rest_within_s=60) == b"four"
+    rest.join()
+
+
+def test_an_answer_whose_rest_does_not_come_or_cannot_come_is_an_error(
+    ends: tuple[redis.Connection, socket.socket],
+) -> None:
+    connection, server = ends
+    server.sendall(b"+o")
+    with pytest.raises(redis.TimeoutError):
+        read_arrived(connection, rest_within_s=0.01)
+    server.close()
+    with pytest.raises(redis.ConnectionError):
+        read_arrived(connection, rest_within_s=0.01)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from batchq.api.node_report import PodAttempt
 from batchq.worker.rendezvous import Peer
 from batchq.worker.workhorse.run_file import RunFile, RunFiles
 
@@ -85,6 +86,26 @@ def test_forgetting_an_attempt_removes_all_its_files(files: RunFiles, tmp_path: 
     Path(files.unsent_file("u-1-0", 1)).write_text("output")
     files.forget("u-1-0", 1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_forgetting_attempts_removes_all_their_files_and_no_others(
+    files: RunFiles, tmp_path: Path, count: int
+) -> None:
+    over = [PodAttempt(f"u-{number}-0", 1) for number in range(count)]
+    for one in over:
+        files.write(RunFile(pod=one.pod, attempt=1, horse=0, horse_started_ms=0))
+        files.write_stop(one.pod, 1, "Preempted")
+        (tmp_path / f"{one.id}.draft").write_text("{torn")
+    files.write(RunFile(pod="u-1-0", attempt=12, horse=0, horse_started_ms=0))
+    (tmp_path / "agent.lock").touch()
+    files.forget_each([*over, PodAttempt("u-gone-0", 1)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent.lock", "u-1-0-12.json"]
+
+
+def test_forgetting_attempts_without_a_folder_does_nothing(tmp_path: Path) -> None:
+    RunFiles(tmp_path / "gone").forget_each([PodAttempt(f"u-{n}-0", 1) for n in range(20)])
+    assert not (tmp_path / "gone").exists()
 
 
 def a_peer(rank: int, port: int) -> Peer:

@@ -349,7 +349,7 @@ class PodReports:
         for attempt in instruction.attempts:
             self._ports.give_back(attempt)
             self._devices.give_back(attempt)
-            self._files.forget(attempt.pod, attempt.attempt)
+        self._files.forget_each(instruction.attempts)
 
     def _end_leases(self, instruction: EndLeases) -> None:
         self._attempts.end_leases([attempt.id for attempt in instruction.attempts])

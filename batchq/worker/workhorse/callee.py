@@ -16,10 +16,11 @@ when the last pod has ended, and hands over a socket on which that process waits
 order arrives with the descriptors of the process, so no function waits for a fork.
 
 Such a process copies or maps each memory page that it touches, which takes most of its time. So it
-touches those that most calls need before its order comes, and few after that: it decodes no JSON
-without need, and an order is the bytes of its parts, of which there are few. They are separated by
-NUL: the bound of memory in bytes or 0, the folder or nothing, and the variables that differ from
-those of the standby, as `NAME=value` or, if the process lacks them, as `NAME`.
+touches few, and those that an import needs before its order comes: it decodes no JSON without need,
+looks at no variable that stays, and an order is the bytes of its parts, of which there are few.
+They are separated by NUL: the bound of memory in bytes or 0, the folder or nothing, and the
+variables that differ from those of the standby, as `NAME=value` or, if the process lacks them, as
+`NAME`.
 
     exit code     message of the answer
     0             – (the answer holds the result)
@@ -171,10 +172,9 @@ def _stand_by() -> bool:
 
 
 def _warm_up() -> None:
-    """Touch the memory pages that every call touches: those of the environment, and of an import
-    which leaves nothing behind and runs no code of a pod, as it searches the standard library only.
+    """Touch the memory pages that an import touches. This one leaves nothing behind and runs no
+    code of a pod, as it searches the standard library only.
     """
-    os.environb.update(dict(os.environb))
     path, sys.path[:] = sys.path[:], [os.path.dirname(os.__file__)]  # noqa: PTH120
     with suppress(ImportError):
         _kept.append(importlib.import_module(_SMALL))

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from batchq.api.exec_session import remote_shell
-from batchq.api.node_report import NO_CONTAINER, PodOutcome
+from batchq.api.node_report import NO_CONTAINER, PodAttempt, PodOutcome
 from batchq.errors import Conflict, InvalidInput
 from batchq.system import structlog
 from batchq.worker.host import privileges, processes
@@ -65,6 +65,8 @@ _SUFFIXES = (
     *(_TOKEN, _HOSTS, _PEERS, _STARTED, _DRAFT, _SUFFIX, _STOP, _STOP_DRAFT),
     *(".unsent", ".unsent-draft", _HYDRA_HOSTS, _SHELL),
 )
+#: From this many attempts on, the folder is listed to find their files.
+_MANY = 4
 
 
 class RunFile(Struct, frozen=True, kw_only=True):
@@ -259,6 +261,21 @@ class RunFiles:
         """Remove all files of an attempt that is over and reported."""
         for suffix in _SUFFIXES:
             _remove(f"{self._directory}/{pod}-{attempt}{suffix}")
+
+    def forget_each(self, attempts: Sequence[PodAttempt]) -> None:
+        """As `forget`, for several attempts: most have one file, which the folder shows."""
+        if len(attempts) < _MANY:
+            for attempt in attempts:
+                self.forget(attempt.pod, attempt.attempt)
+            return
+        try:
+            there = frozenset(os.listdir(self._directory))  # noqa: PTH208 - pathlib is slower
+        except FileNotFoundError:
+            return
+        for attempt in attempts:
+            for suffix in _SUFFIXES:
+                if f"{attempt.id}{suffix}" in there:
+                    _remove(f"{self._directory}/{attempt.id}{suffix}")
 
     def forget_all(self, *, keep: Collection[str] = ()) -> None:
         """Remove all files but those of the attempts (`<pod>-<attempt>`) in `keep`.

@@ -19,8 +19,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from batchq import __version__
-from batchq.api import intents
-from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import DEFAULT, Metadata, Node, Pod, PodGroup, Queue
 from batchq.api.transaction import Transaction, Write
 from batchq.daemon import OWN_MISTAKE, Services, Termination, leader, on_hangup
@@ -32,7 +31,7 @@ from batchq.daemon.reload import Effective, Reload, reload_service
 from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store
-from batchq.scheduler.cycle import MOST_WRITTEN, Cycle, CycleReport
+from batchq.scheduler.cycle import MOST_WRITTEN, Cycle, CycleReport, Telling
 from batchq.scheduler.transactions import completed_on, stopped_on
 from batchq.store.keys import CONFIG
 from batchq.store.link import is_damaged
@@ -62,10 +61,6 @@ NEW_A_SESSION = 1_000
 _COMPARE_EVERY_S, _COMPARE_APART = 5.0, 100
 #: Approximate number of objects in one shard.
 _COMPARED_OBJECTS = 1_000
-#: While turns follow each other, what only informs people is written at this interval: changed
-#: reasons, and that groups run. Each such write costs as much as a start, and most groups that
-#: start or end within the interval need none.
-_TELL_EVERY_S = 0.5
 #: Interval between looks at the outbox when nothing was bound: a former leader may have died
 #: before it delivered.
 _OUTBOX_EVERY_S = 1.0
@@ -326,8 +321,8 @@ class LeaderTurn:
         #: When the mirror is compared next, and the outbox read next (monotonic clock).
         self._compare_at = time.monotonic() + _COMPARE_EVERY_S
         self._deliver_at = 0.0
-        #: When that is written next (monotonic clock).
-        self._tell_at = 0.0
+        #: By the monotonic clock.
+        self._telling = Telling()
         self._has_run = False
         self.quarantine = Quarantine(store, ids)
         self.mender = Mender(store, ids)
@@ -394,16 +389,16 @@ class LeaderTurn:
             # There is more to read, or the reasons of more groups to write.
             return TurnReport(due_in_ms=1)
         due_in_ms = [] if due_at is None else [due_at - self._clock.now_ms()]
-        if report.session.effects.has_postponed_reasons:
-            due_in_ms.append(max(1, round(1000 * (self._tell_at - time.monotonic()))))
+        if (tell_in_ms := self._telling.due_in_ms(report, _monotonic_ms())) is not None:
+            due_in_ms.append(tell_in_ms)
         return TurnReport(due_in_ms=min((due for due in due_in_ms if due > 0), default=None))
 
     def _decide(self, epoch: int) -> CycleReport:
-        now = time.monotonic()
-        tells_all = now >= self._tell_at
+        now_ms = _monotonic_ms()
+        tells_all = self._telling.is_due(now_ms)
         report = self._cycle.run_once(epoch, tells_all=tells_all)
-        if tells_all and any(map(_only_informs, report.intents)):
-            self._tell_at = now + _TELL_EVERY_S
+        if tells_all:
+            self._telling.told(report, now_ms)
         return report
 
     def _limit_objects(self, effective: Effective, epoch: int) -> None:
@@ -468,13 +463,8 @@ class LeaderTurn:
         self._compare_at = began + max(_COMPARE_EVERY_S, _COMPARE_APART * took_s)
 
 
-def _only_informs(intent: intents.Intent) -> bool:
-    """Return whether a later session could have written it as well."""
-    match intent:
-        case intents.SetReasons() | intents.MoveGroup(phase=PodGroupPhase.RUNNING):
-            return True
-        case _:
-            return False
+def _monotonic_ms() -> int:
+    return round(1000 * time.monotonic())
 
 
 def ensure_default_queue(store: Store, *, clock: Clock, ids: IdSource) -> None:

@@ -239,6 +239,42 @@ class CycleReport:
         return self._due[0]
 
 
+#: While sessions follow each other, what only informs people is written at this interval: changed
+#: reasons, and that groups run. Each such write costs as much as a start, and most groups that
+#: start or end within the interval need none.
+TELL_EVERY_MS = 500
+
+
+class Telling:
+    """When the next session of a scheduler tells all, in the milliseconds of a steady clock."""
+
+    def __init__(self) -> None:
+        self._at: int | None = None
+
+    def is_due(self, now_ms: int) -> bool:
+        """Return whether a session that begins now tells all."""
+        return self._at is None or self._at <= now_ms
+
+    def told(self, report: CycleReport, now_ms: int) -> None:
+        """Note the outcome of a session that has told all, and began at `now_ms`."""
+        if any(map(_only_informs, report.intents)):
+            self._at = now_ms + TELL_EVERY_MS
+
+    def due_in_ms(self, report: CycleReport, now_ms: int) -> int | None:
+        """Return when what a session has postponed is due; None if it has not."""
+        if self._at is None or not report.session.effects.has_postponed_reasons:
+            return None
+        return max(1, self._at - now_ms)
+
+
+def _only_informs(intent: Intent) -> bool:
+    match intent:
+        case intents.SetReasons() | intents.MoveGroup(phase=PodGroupPhase.RUNNING):
+            return True
+        case _:
+            return False
+
+
 class Cycle:
     """Runs scheduling cycles over one store."""
 

@@ -15,7 +15,7 @@ from batchq.api.node_report import PodAttempt
 from batchq.api.transaction import Transaction, Word
 from batchq.errors import BatchqError, StoreUnavailable
 from batchq.ports import Clock, IdSource, Reader
-from batchq.scheduler.cycle import Cycle, Scheduler
+from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler, Telling
 from batchq.scheduler.node_reports import NodeReportProcessor
 from batchq.scheduler.transactions import stopped_on
 from tests.faults.server import FaultyStore
@@ -48,6 +48,7 @@ class SchedulerProcess:
         self._clock = clock
         self._report_processor = NodeReportProcessor(store, ids)
         self._cycle = Cycle(store, scheduler, clock, ids)
+        self._telling = Telling()
         self._turned = turned
         self._say = say
         self._epoch: int | None = None
@@ -116,7 +117,7 @@ class SchedulerProcess:
             else:
                 self._apply_reports(now_ms, epoch)
             folds_before = self._folds
-            report = self._cycle.run_once(epoch)
+            report = self._run_cycle(now_ms, epoch)
             with suppress(StoreUnavailable):
                 self._store.announce_stops(stopped_on(report.commit.applied))
             if self._store.before_commit is not None:
@@ -135,6 +136,15 @@ class SchedulerProcess:
             self._turn_at = min(self._turn_at, max(report.next_due_at, now_ms + _APART_MS))
         saw_all = self._folds == folds_before
         self._turned(saw_all and not refused and not report.intents)
+
+    def _run_cycle(self, now_ms: int, epoch: int) -> CycleReport:
+        tells_all = self._telling.is_due(now_ms)
+        report = self._cycle.run_once(epoch, tells_all=tells_all)
+        if tells_all:
+            self._telling.told(report, now_ms)
+        if (tell_in_ms := self._telling.due_in_ms(report, now_ms)) is not None:
+            self._turn_at = min(self._turn_at, now_ms + max(tell_in_ms, _APART_MS))
+        return report
 
     def _apply_reports(self, now_ms: int, epoch: int) -> None:
         """Apply node reports; a server that does not answer the report processor does not fail the

@@ -26,28 +26,10 @@ if ARGV[9] ~= '' and not redis.call('GET', ARGV[9]) then return '' end
 local begins, firsts, audits, trail = read_words(ARGV[1])
 if ARGV[2] ~= '' then ask_for(KEYS[10], 'run') end
 local wrong = refuse_size() or not begins and firsts or read_asked()
-  or unwritable(5, trail, hashes) or keep_in_step()
+  or unwritable(6, trail, hashes) or follow_changes()
 if wrong then return wrong end
--- A server that cannot write (full, read-only) fails here, before anything has been written.
-redis.call('INCRBY', KEYS[3], 0)
--- Counted here and written at the end, like the ledger's sums.
-local former = writes
-local revision = former
-
-local function apply_write(rest, place, kind, key, expect, _, phase, fence, stop, is_kept)
-  -- Deleting an object that must not exist is a condition, and writes nothing.
-  if expect == '0' and is_kept == '' then return end
-  revision = revision + 1
-  local number, head, value = text(revision), '', ''
-  if is_kept ~= '' then
-    head = number .. '|' .. phase .. '|' .. fence .. '|' .. stop
-    value = '{"metadata":{"revision":' .. number .. ',' .. rest
-  end
-  set(KEYS[9 + 2 * place], key, value)
-  set(KEYS[10 + 2 * place], key, head)
-  append(KEYS[4], ARGV[5], number .. '-0', 'kind', kind, 'key', key, 'value', value,
-    repair_fields())
-end
+former, revision = writes, writes
+cut_seldom()
 
 -- Whether no leader has been elected since the server started: it may have lost writes, and a later
 -- leader may have been given the same epoch in them.
@@ -80,6 +62,7 @@ local function transact(value, write, charge, limit, delivery, event, past)
     for field, units in pairs(plus) do count(field, units) end
     for place = charge, limit - 1, CHARGE do set(KEYS[7], words[place], words[place + 1]) end
   end
+  local next_event = begin_to_write(event, past)
   for place = write, charge - 1, WRITE do
     apply_write(ARGV[value], unpack(words, place, place + WRITE - 1))
     if words[place + WRITE - 1] ~= '' then value = value + 1 end
@@ -89,7 +72,9 @@ local function transact(value, write, charge, limit, delivery, event, past)
     local number = (place - delivery) / PAIR + 1
     set(KEYS[9], words[place], text(revision) .. ' ' .. number .. ' ' .. words[place + 1])
   end
-  for place = event, past - 1 do append(KEYS[5], ARGV[6], '*', 'event', words[place]) end
+  for place = next_event, past - 1 do
+    append(redis.call, KEYS[5], ARGV[6], '*', 'event', words[place])
+  end
   return ok
 end
 
@@ -104,6 +89,7 @@ end
 read_ahead(begins)
 -- A malformed record ends the call: sums and count are then those of what was applied.
 local went_well, why = pcall(transact_all)
+if unwritable_at_all then return unwritable_at_all end
 set_sums()
 if digest then redis.call('HSET', KEYS[trail + 1], 'digest', digest) end
 write_moved()

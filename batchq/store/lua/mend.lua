@@ -70,7 +70,7 @@ for place = FIRST_KEY, #KEYS do
     FIRST_ARGUMENT + number * ARGUMENTS_A_KEY - 1)
   if mend(KEYS[place], kind, most) then
     numbers[#numbers + 1] = number
-    if event ~= '' then append(KEYS[5], ARGV[4], '*', 'event', event) end
+    if event ~= '' then append(redis.call, KEYS[5], ARGV[4], '*', 'event', event) end
   end
 end
 return numbers

@@ -8,7 +8,7 @@ local refused = refuse_size()
 if refused then return refused end
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end
 -- An event must not fail after its repair.
-refused = unwritable(2)
+refused = unwritable(2, 2)
 if refused then return refused end
 local first = 4 + tonumber(ARGV[3])
 for place = first, #ARGV - 3, 4 do
@@ -19,5 +19,5 @@ for place = first, #ARGV - 3, 4 do
   local hash, field, value = KEYS[tonumber(ARGV[place])], ARGV[place + 1], ARGV[place + 3]
   if value == '' then redis.call('HDEL', hash, field) else redis.call('HSET', hash, field, value) end
 end
-for place = 4, first - 1 do append(KEYS[2], ARGV[2], '*', 'event', ARGV[place]) end
+for place = 4, first - 1 do append(redis.call, KEYS[2], ARGV[2], '*', 'event', ARGV[place]) end
 return (#ARGV - first + 1) / 4

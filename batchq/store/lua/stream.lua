@@ -1,5 +1,5 @@
 -- A part of access, commit, discard, lead, mend and recount: keeps the count of writes in step with
--- the change stream, reports keys that batchq has not written, and appends to streams and the audit.
+-- the change stream, reports keys that batchq has not written, and appends to streams.
 -- KEYS: 1 the stand-in for keys that a call does not use, 3 revision, 4 changes, in all but access,
 --       lead and recount.
 -- Answers: nothing of its own.
@@ -34,21 +34,28 @@ local function newest_in(info)
   return 0
 end
 
--- Returns the error to answer with if one of the keys from `first` on, a stream and then hashes,
--- cannot be written: it has another type, or the stream's ids are beyond any clock and may run out,
--- either of which would end a call halfway. If `trail` is a number, the key there is a stream, too;
--- hashes that `read` names have been read. It uses only commands that every role may call.
-local function unwritable(first, trail, read)
+-- Returns the error to answer with if a stream cannot be written: it has another type, or its ids
+-- are beyond any clock and may run out, either of which would end a call halfway.
+local function damage_of_stream(key)
+  local info = redis.pcall('XINFO', 'STREAM', key)
+  if newest_in(info) >= MOST_WRITES then return damaged(key) end
+  return info.err and string.match(tostring(info.err), 'WRONGTYPE') and damaged(key) or nil
+end
+
+-- Returns the error to answer with if one of the keys from `first` on, hashes and the stream at the
+-- place `stream`, cannot be written. Hashes that `read` names have been read. It uses only commands
+-- that every role may call.
+local function unwritable(first, stream, read)
   for place = first, #KEYS do
-    local key, info = KEYS[place], nil
-    if key ~= KEYS[1] and (place == first or place == trail) then
-      info = redis.pcall('XINFO', 'STREAM', key)
-      if newest_in(info) >= MOST_WRITES then return damaged(key) end
+    local key, wrong = KEYS[place], nil
+    if key ~= KEYS[1] and place == stream then
+      wrong = damage_of_stream(key)
     elseif key ~= KEYS[1] and not (read and read[key]) then
-      info = redis.pcall('HGET', key, '')
+      local found = redis.pcall('HGET', key, '')
+      local why = type(found) == 'table' and found.err
+      wrong = why and string.match(tostring(why), 'WRONGTYPE') and damaged(key)
     end
-    local why = type(info) == 'table' and info.err
-    if why and string.match(tostring(why), 'WRONGTYPE') then return damaged(key) end
+    if wrong then return wrong end
   end
   return nil
 end
@@ -96,25 +103,16 @@ local function count_on(former, revision)
   end
 end
 
--- Trimming a stream costs as much as an append, so only every 64th append trims.
+-- Trimming a stream costs as much as an append, so only every 64th append trims. `call` is
+-- redis.call or redis.pcall.
 local BETWEEN_CUTS = 64
 local appended = {}
-local function append(stream, most, ...)
+local function append(call, stream, most, ...)
   local before = appended[stream] or 0
   appended[stream] = before + 1
-  if before % BETWEEN_CUTS > 0 then return redis.call('XADD', stream, ...) end
-  return redis.call('XADD', stream, 'MAXLEN', '~', most, ...)
+  if before % BETWEEN_CUTS > 0 then return call('XADD', stream, ...) end
+  return call('XADD', stream, 'MAXLEN', '~', most, ...)
 end
 
--- Appends a record to the audit trail at this place in KEYS, before the trail's state. Its digest
--- covers the digest of the record before it. The caller stores the last one at its end. About this
--- many records are kept.
+-- About this many audit records are kept.
 local AUDIT_KEPT = 100000
-local digest
-local function audit(record, trail)
-  local last = digest or redis.call('HGET', KEYS[trail + 1], 'digest') or ''
-  local own = redis.sha1hex(last .. '\n' .. record)
-  append(KEYS[trail], AUDIT_KEPT, '*', 'record', record, 'digest', own, 'previous', last)
-  digest = own
-end
-

@@ -5,8 +5,8 @@
 -- Words in one write, and in one charge; a limit or a delivery has two.
 local WRITE, CHARGE, PAIR = 9, 3, 2
 
--- All words, once they are decoded.
-local words
+-- All words, once they are decoded, and the number of their writes.
+local words, planned
 
 -- Returns where a transaction's writes, charges, limits, deliveries and events begin, and the next
 -- transaction.
@@ -46,10 +46,12 @@ local function read_words(text)
   if #words > MOST_WORDS then return nil, too_large(#words .. ' words of transactions') end
   local begins, firsts, place, value = {}, {}, 1, 10
   local charges, events = 0, 0
+  planned = 0
   while words[place] do
     if not is_whole(place) then return nil, redis.error_reply('ERR transactions are cut off') end
     local write, charge, limit, _, event, past = parts_at(place)
-    charges, events = charges + (limit - charge) / CHARGE, events + past - event
+    planned, charges = planned + (charge - write) / WRITE, charges + (limit - charge) / CHARGE
+    events = events + past - event
     if charges > MOST_CHARGES then return nil, too_large('the number of charges') end
     if events > MOST_EVENTS then return nil, too_large('the number of events') end
     begins[#begins + 1], firsts[#firsts + 1], place = place, value, past

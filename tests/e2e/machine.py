@@ -4,7 +4,6 @@ processes.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -25,6 +24,7 @@ from batchq.config.documents import read_documents
 from batchq.daemon import detached, embedded_server
 from batchq.paths import Home, default_url
 from batchq.store.redis import RedisStore, open_store
+from batchq.worker.workhorse.run_file import RunFiles
 from tests.harness import fork_server
 from tests.harness.terminals import Terminal
 
@@ -313,8 +313,8 @@ def process_group_of_a_pod(machine: Machine, node: str) -> int:
     found: list[int] = []
 
     def has_started() -> bool:
-        runs = (machine.home.run / node).glob("*.json")
-        found[:] = filter(None, (json.loads(run.read_text())["group"] for run in runs))
+        runs = RunFiles(machine.home.run / node).all()
+        found[:] = filter(None, (run.group for run in runs))
         return bool(found)
 
     until(has_started, what="a process of a pod is recorded")

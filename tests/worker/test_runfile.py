@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import threading
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from batchq.api.node_report import PodAttempt
 from batchq.worker.rendezvous import Peer
@@ -26,32 +30,82 @@ class Killed(Exception):
     """The writer is killed."""
 
 
-def killed_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Have the writer killed just before it calls this function."""
-
-    def die(*_: object) -> None:
-        raise Killed
-
-    monkeypatch.setattr(f"batchq.worker.workhorse.run_file.{name}", die)
+def cut_to(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)
 
 
-@pytest.mark.parametrize(
-    ("killed_before", "group"),
-    [("_write", 1), ("_remove", 1), ("os.replace", 2)],
-)
 def test_a_writer_that_is_killed_leaves_the_former_record_or_the_new_one(
-    files: RunFiles, monkeypatch: pytest.MonkeyPatch, killed_before: str, group: int
+    files: RunFiles, tmp_path: Path
+) -> None:
+    path = tmp_path / "u-1-0-1.json"
+    files.write(a_run(1))
+    former = path.stat().st_size
+    files.write(a_run(2))
+    content = path.read_bytes()
+    for size in range(former, len(content) + 1):
+        path.write_bytes(content)
+        cut_to(path, size)
+        # The end of the line adds nothing.
+        group = 2 if size >= len(content) - 1 else 1
+        assert files.read("u-1-0", 1) == a_run(group)
+        assert list(files.all()) == [a_run(group)]
+        files.write(a_run(3))
+        assert files.read("u-1-0", 1) == a_run(3)
+        assert list(files.all()) == [a_run(3)]
+
+
+def test_a_reader_sees_a_whole_record_whatever_its_writer_does(files: RunFiles) -> None:
+    files.write(a_run(0))
+    is_over = threading.Event()
+
+    def write() -> None:
+        for group in range(1, 500):
+            files.write(structs.replace(a_run(group), result=b"x" * (group % 7) * 1000))
+        is_over.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = []
+    while not is_over.is_set():
+        run = files.read("u-1-0", 1)
+        assert run is not None
+        assert run.result is None or len(run.result) == run.group % 7 * 1000
+        seen.append(run.group)
+    writer.join()
+    assert seen == sorted(seen)
+
+
+def test_a_record_that_a_full_disk_has_cut_off_loses_only_itself(
+    files: RunFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.write(a_run(1))
+    write, left = os.write, [20]
+
+    def write_until_full(file: int, data: bytes) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "full")
+        done = write(file, data[: left[0]])
+        left[0] -= done
+        return done
+
     with monkeypatch.context() as patch:
-        killed_at(patch, killed_before)
-        with pytest.raises(Killed):
-            files.write(a_run(2))
-    assert files.read("u-1-0", 1) == a_run(group)
-    assert list(files.all()) == [a_run(group)]
+        patch.setattr(os, "write", write_until_full)
+        files.write(a_run(2))
+    assert files.read("u-1-0", 1) == a_run(1)
     files.write(a_run(3))
     assert files.read("u-1-0", 1) == a_run(3)
-    assert list(files.all()) == [a_run(3)]
+
+
+def test_a_record_of_a_former_version_counts_until_the_next_one(
+    files: RunFiles, tmp_path: Path
+) -> None:
+    (tmp_path / "u-1-0-1.json").write_bytes(msgspec.json.encode(a_run(1)))
+    assert files.read("u-1-0", 1) == a_run(1)
+    files.write(a_run(2))
+    assert files.read("u-1-0", 1) == a_run(2)
+    (tmp_path / "u-1-0-2.draft").write_bytes(msgspec.json.encode(a_run(5)))
+    assert files.read("u-1-0", 2) == a_run(5)
 
 
 def test_a_torn_draft_is_not_a_record_and_hides_none(files: RunFiles, tmp_path: Path) -> None:

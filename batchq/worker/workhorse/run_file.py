@@ -7,6 +7,7 @@ import os
 import signal as signals
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -60,11 +61,13 @@ _SUFFIX, _DRAFT = ".json", ".draft"
 _STOP, _STOP_DRAFT, _TOKEN = ".stop", ".stop-draft", ".token"
 _HOSTS, _PEERS, _STARTED = ".hosts", ".peers", ".started"
 _HYDRA_HOSTS, _SHELL = ".hydra-hosts", ".rsh"
-#: All files of an attempt. The draft, which may replace a missing record, is removed first.
+#: All files of an attempt. The draft of a former version, which may replace a missing record, is
+#: removed first.
 _SUFFIXES = (
     *(_TOKEN, _HOSTS, _PEERS, _STARTED, _DRAFT, _SUFFIX, _STOP, _STOP_DRAFT),
     *(".unsent", ".unsent-draft", _HYDRA_HOSTS, _SHELL),
 )
+_READ_BYTES = 64 << 10
 #: From this many attempts on, the folder is listed to find their files.
 _MANY = 4
 
@@ -197,18 +200,21 @@ class RunFiles:
             draft.replace(path)
 
     def write(self, run: RunFile) -> None:
-        """Replace the record atomically. A full disk is logged and loses only this record."""
-        # Runs twice for each pod, so it does without pathlib, which is slower.
-        stem = f"{self._directory}/{run.pod}-{run.attempt}"
-        path, draft = f"{stem}{_SUFFIX}", f"{stem}{_DRAFT}"
+        """Replace the record: the last complete line of the file counts.
+
+        A writer that is killed leaves the former record, or the new one. A full disk is logged and
+        loses only this record. A new file for each record would cost several times as much.
+        """
+        # Runs three times for each pod, so it does without pathlib, which is slower.
+        path = f"{self._directory}/{run.pod}-{run.attempt}{_SUFFIX}"
+        # What a full disk has cut off ends here, and is no part of this record.
+        line = b"\n%b\n" % msgspec.json.encode(run)
         try:
             try:
-                _write(draft, msgspec.json.encode(run))
+                _append(path, line)
             except FileNotFoundError:
                 self._directory.mkdir(parents=True, exist_ok=True)
-                _write(draft, msgspec.json.encode(run))
-            _remove(path)
-            os.replace(draft, path)  # noqa: PTH105 - pathlib is slower
+                _append(path, line)
         except OSError as trouble:
             log.warning("run file not written", path=path, trouble=str(trouble))
 
@@ -241,15 +247,13 @@ class RunFiles:
     def _read(self, stem: str) -> RunFile | None:
         """Return the record of an attempt, while its writer may be at any step.
 
-        The writer removes the file only when the draft is complete, and then renames the draft to
-        the file.
+        Former versions of batchq wrote a draft, then removed the file and renamed the draft to it.
         """
         # Runs once for each pod, so it does without pathlib, which is slower.
         path, draft = f"{self._directory}/{stem}{_SUFFIX}", f"{self._directory}/{stem}{_DRAFT}"
         for one in (path, draft, path):
             try:
-                with open(one, "rb") as file:  # noqa: PTH123
-                    return msgspec.json.decode(file.read(), type=RunFile)
+                return _last_record(_content(one))
             except FileNotFoundError:
                 continue
             except (OSError, msgspec.MsgspecError) as trouble:
@@ -359,13 +363,34 @@ def _has(path: Path, data: bytes) -> bool:
         return file.read(len(data) + 1) == data
 
 
-def _write(path: str, data: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+def _append(path: str, data: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
         while data:
             data = data[os.write(file, data) :]
     finally:
         os.close(file)
+
+
+def _content(path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    parts: list[bytes] = []
+    try:
+        while part := os.read(file, _READ_BYTES):
+            parts.append(part)
+    finally:
+        os.close(file)
+    return b"".join(parts)
+
+
+def _last_record(content: bytes) -> RunFile:
+    """Return the last record in a file. Raise MsgspecError if it has none."""
+    lines = [line for line in content.split(b"\n") if line]
+    for line in reversed(lines[1:]):
+        # One that was cut off is no record.
+        with suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(line, type=RunFile)
+    return msgspec.json.decode(lines[0] if lines else b"", type=RunFile)
 
 
 def _remove(path: str) -> None:

@@ -577,6 +577,11 @@ def key_of(item: Object) -> str:
     return item.metadata.name
 
 
+def group_key_of(pod: Pod) -> str:
+    """Return the key of a pod's group."""
+    return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
+
+
 def full_name(item: Object) -> str:
     """Return the object's name for people: `namespace/name`, or the bare name without a
     namespace.

@@ -30,7 +30,7 @@ from batchq.api.exec_session import (
 )
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
-from batchq.api.objects import Pod, PodGroup, full_name, key_of
+from batchq.api.objects import Pod, PodGroup, full_name, group_key_of, key_of
 from batchq.api.resources import CPU
 from batchq.api.views import Result
 from batchq.cli.foreground import (
@@ -277,7 +277,7 @@ def _converse(
 
     Raises StoreUnavailable, Interrupted, OSError.
     """
-    key = f"{pods[0].metadata.namespace}/{pods[0].spec.pod_group}"
+    key = group_key_of(pods[0])
     watched = WatchedGroup(client, key, conversation, timeout_s=None)
     sys.stdout.flush()
     speakers = _speak(client, conversation, pods, command, watched.answer, has_prefix)
@@ -422,7 +422,7 @@ def _hold(
 
     _speak(client, conversation, pods, hold, answer, has_prefix=False)
     if child.is_running():
-        why = _why_ended(client, f"{pods[0].metadata.namespace}/{pods[0].spec.pod_group}")
+        why = _why_ended(client, group_key_of(pods[0]))
         echo(f"The allocation has ended{why}; waiting for the command here", err=True)
     while child.is_running():
         conversation.turn()

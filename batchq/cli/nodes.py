@@ -13,7 +13,7 @@ from batchq.api.lifecycle import ON_NODE
 from batchq.api.manifest import encode
 from batchq.api.node_features import DeviceUse, uses_of
 from batchq.api.notation import counted, format_instant
-from batchq.api.objects import Node, Object, Pod, PodGroup, full_name
+from batchq.api.objects import Node, Object, Pod, PodGroup, full_name, group_key_of
 from batchq.api_session import ApiCredentials, ApiSession
 from batchq.cli.output import echo, on_interrupt
 from batchq.cli.output.forms import ListForm, Output, show_list
@@ -133,12 +133,12 @@ def _pods_left(client: Client, node: str) -> str:
     if not pods:
         return "it has no pods"
     groups: dict[str, Object] = {}
-    for name in {_group_of(pod) for pod in pods}:
+    for name in {group_key_of(pod) for pod in pods}:
         # The record of a group may be gone, or damaged, while its pods still run.
         with suppress(NotFound, UnreadableRecord):
             groups[name] = client.get("PodGroup", name)
     now_ms = client.now_ms()
-    ends = [_latest_end(pod, groups.get(_group_of(pod)), now_ms) for pod in pods]
+    ends = [_latest_end(pod, groups.get(group_key_of(pod)), now_ms) for pod in pods]
     endless = ends.count(None)
     if endless:
         runs = "has no walltime and may" if endless == 1 else "have no walltime and may"
@@ -146,10 +146,6 @@ def _pods_left(client: Client, node: str) -> str:
     else:
         until = f", by {format_instant(max(filter(None, ends)))} at the latest"
     return f"waiting for {counted(len(pods), 'pod')} to end{until} (Ctrl-C ends the wait)"
-
-
-def _group_of(pod: Pod) -> str:
-    return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
 
 
 def _latest_end(pod: Pod, group: Object | None, now_ms: int) -> int | None:

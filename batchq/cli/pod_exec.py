@@ -43,7 +43,7 @@ from batchq.api.exec_session import (
     decoded_end,
 )
 from batchq.api.lifecycle import PodPhase
-from batchq.api.objects import Pod, PodGroup
+from batchq.api.objects import Pod, PodGroup, group_key_of
 from batchq.cli.foreground import PodOutputPrinter, pods_of
 from batchq.cli.output import Interrupted, echo, on_interrupt, raw_option
 from batchq.cli.output.options import Globals, WholeNumber, examples, namespace_option, pass_globals
@@ -639,7 +639,7 @@ def attach(shared: Globals, pod: str, namespace: str, tail: int, no_stdin: bool)
     """
     with shared.connect() as client:
         found = pod_of(client, pod, namespace)
-        key, name = f"{found.metadata.namespace}/{found.spec.pod_group}", found.metadata.name
+        key, name = group_key_of(found), found.metadata.name
         sentence = f"interrupted; Pod {found.metadata.namespace}/{name} keeps running"
         hint = f"end its group with `batchq cancel {key}`"
         if not no_stdin and _has_open_input(client, found):
@@ -664,7 +664,7 @@ def attach(shared: Globals, pod: str, namespace: str, tail: int, no_stdin: bool)
 
 
 def _has_open_input(client: Client, pod: Pod) -> bool:
-    group = client.get("PodGroup", f"{pod.metadata.namespace}/{pod.spec.pod_group}")
+    group = client.get("PodGroup", group_key_of(pod))
     assert isinstance(group, PodGroup)
     return any(task.template.stdin for task in group.spec.tasks if task.name == pod.spec.task)
 

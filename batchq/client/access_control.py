@@ -31,7 +31,7 @@ from batchq.api.exec_session import ExecCommand, ExecFrame
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import PodAttempt
 from batchq.api.notation import DAY, HOUR, counted, describe_age, format_instant, subdomain_problem
-from batchq.api.objects import Pod, PodGroup
+from batchq.api.objects import Pod, PodGroup, group_key_of
 from batchq.api.transaction import Transaction
 from batchq.api.views import Goal, WaitState
 from batchq.client import Client
@@ -706,9 +706,7 @@ class Delegate:
         }
         tokens = self._store.alive.tokens([(pod.status.node, one) for one, pod in running.items()])
         now_ms = self._store.now_ms()
-        keys = {
-            one: f"{pod.metadata.namespace}/{pod.spec.pod_group}" for one, pod in running.items()
-        }
+        keys = {one: group_key_of(pod) for one, pod in running.items()}
         groups = self._store.get_many("PodGroup", sorted(set(keys.values())))
         found = {}
         for (one, pod), (digest, until) in zip(running.items(), tokens, strict=True):

@@ -37,7 +37,7 @@ from batchq.api.exec_session import (
 )
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
-from batchq.api.objects import Object, Pod, PodGroup, full_name
+from batchq.api.objects import Object, Pod, PodGroup, full_name, group_key_of
 from batchq.api.transaction import Event, Transaction, count_of
 from batchq.api.views import LogLine
 from batchq.client.changes.object_writes import find, name_hint
@@ -426,8 +426,7 @@ class PodCommands:
         if pod.status.phase != PodPhase.RUNNING:
             raise Conflict(
                 f"Pod {name} is {pod.status.phase}, and commands run in running pods only",
-                hint=f"`batchq describe {pod.metadata.namespace}/{pod.spec.pod_group}` shows its"
-                " pods",
+                hint=f"`batchq describe {group_key_of(pod)}` shows its pods",
             )
         if not self._takes_requests(node):
             raise _no_agent(node)
@@ -469,7 +468,7 @@ def _no_agent(node: str) -> Conflict:
 
 def _started(pod: Pod, command: ExecCommand, user: str, now_ms: int) -> Transaction:
     """Return the record of a started command: its first word only, without secrets."""
-    key = f"{pod.metadata.namespace}/{pod.spec.pod_group}"
+    key = group_key_of(pod)
     word = command.command[0][:_LONGEST_NAME]
     event = Event(
         kind="PodGroup",

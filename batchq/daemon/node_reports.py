@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import SPOILED, Ended, Leaves, NodeReport, Runs, Serves, StartClaim
-from batchq.api.objects import Node, Pod, PodGroup
+from batchq.api.objects import Node, Pod, PodGroup, group_key_of
 from batchq.api.transaction import Commit, Event, Transaction, count_of
 from batchq.daemon import ThreadService
 from batchq.errors import StoreUnavailable
@@ -234,7 +234,7 @@ class NodeReportReader:
         if not firsts:
             return
         ended = {pod.metadata.uid for pod in firsts}
-        keys = dict.fromkeys(f"{pod.metadata.namespace}/{pod.spec.pod_group}" for pod in firsts)
+        keys = dict.fromkeys(group_key_of(pod) for pod in firsts)
         groups = self._store.get_many("PodGroup", list(keys)).values()
         gangs = [
             uids_of_gang(group) for group in groups if isinstance(group, PodGroup) and is_mpi(group)

@@ -35,7 +35,16 @@ from batchq.api.node_report import (
     is_address,
 )
 from batchq.api.notation import counted, describe_age, resource_problem
-from batchq.api.objects import Metadata, Node, NodeSpec, NodeStatus, Pod, PodGroup, full_name
+from batchq.api.objects import (
+    Metadata,
+    Node,
+    NodeSpec,
+    NodeStatus,
+    Pod,
+    PodGroup,
+    full_name,
+    group_key_of,
+)
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import LARGEST, of_pod
 from batchq.api.transaction import (
@@ -207,7 +216,7 @@ class NodeReportProcessor:
             **{uid: one for uid, one in found.items() if isinstance(one, Pod)},
         }
         claimed = (pods.get(report.pod) for report in reports if isinstance(report, Runs))
-        names_of_groups = [_group_of(pod) for pod in claimed if pod is not None]
+        names_of_groups = [group_key_of(pod) for pod in claimed if pod is not None]
         groups = (
             self._store.get_many("PodGroup", list(dict.fromkeys(names_of_groups)))
             if names_of_groups
@@ -252,12 +261,8 @@ def _plan_for(
             return end(seen.pods.get(report.pod), node, report, now_ms=now_ms)
         case Runs():
             pod = seen.pods.get(report.pod)
-            group = None if pod is None else seen.groups.get(_group_of(pod))
+            group = None if pod is None else seen.groups.get(group_key_of(pod))
             return runs(pod, group, node, report, now_ms=now_ms, accepts_unknown=accepts_unknown)
-
-
-def _group_of(pod: Pod) -> str:
-    return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
 
 
 def _needs_more(report: NodeReport, transaction: Transaction) -> bool:
@@ -335,7 +340,7 @@ def pulls(
         return None
     status = _set(pod.status, message=message)
     return Transaction(
-        subject=_group_of(pod),
+        subject=group_key_of(pod),
         writes=(_write(pod, _set(pod, status=status)),),
         events=(_event_of(pod, reason, message, now_ms),),
     )
@@ -418,7 +423,7 @@ def runs(
         at=now_ms,
     )
     return Transaction(
-        subject=_group_of(pod),
+        subject=group_key_of(pod),
         writes=(_write(pod, _set(pod, status=bound)),),
         charges=(charge,),
         events=(event,),
@@ -443,7 +448,7 @@ def _running(pod: Pod, report: StartClaim | Ended | Runs, *, now_ms: int) -> Tra
         ids = dict.fromkeys(one for one in report.devices if is_device_id(one))
         status = _set(status, devices=tuple(ids)[:MOST_DEVICES])
     writes = (_write(pod, _set(pod, status=status)),)
-    return Transaction(subject=_group_of(pod), writes=writes, events=events)
+    return Transaction(subject=group_key_of(pod), writes=writes, events=events)
 
 
 def _ended(pod: Pod, after: Pod, now_ms: int) -> Transaction:
@@ -457,7 +462,7 @@ def _ended(pod: Pod, after: Pod, now_ms: int) -> Transaction:
         at=now_ms,
     )
     return Transaction(
-        subject=_group_of(pod),
+        subject=group_key_of(pod),
         writes=(_write(pod, after),),
         charges=(Charge(holder=f"pod:{pod.metadata.uid}"),),
         events=(event,),

@@ -28,6 +28,7 @@ from batchq.api.objects import (
     Queue,
     ResourceQuota,
     Unreadable,
+    group_key_of,
     key_of,
     kind_of,
 )
@@ -656,7 +657,7 @@ class BooksAudit:
         self._lone |= lone
 
     def _is_alone(self, pod: Pod) -> bool:
-        key = f"{pod.metadata.namespace}/{pod.spec.pod_group}"
+        key = group_key_of(pod)
         group = self._objects.here("PodGroup", key)
         if group is None:
             return not self._objects.is_unreadable("PodGroup", key)

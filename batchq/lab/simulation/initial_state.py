@@ -29,6 +29,7 @@ from batchq.api.objects import (
     Task,
     full_name,
     grace_of,
+    group_key_of,
     key_of,
     kind_of,
 )
@@ -223,7 +224,7 @@ class InitialRecords:
 
     def _pod(self, described: DescribedPod, groups: Mapping[str, PodGroup]) -> Pod:
         pod = described.pod
-        key = f"{pod.metadata.namespace}/{pod.spec.pod_group}"
+        key = group_key_of(pod)
         group = groups.get(key)
         if group is None:
             raise _problem(described, f"its PodGroup {key} is not described")

@@ -37,12 +37,11 @@ from typing import IO, NamedTuple, NoReturn
 
 from batchq.api.node_features import image_to_pull, runtime_of
 from batchq.api.node_report import PodAttempt
-from batchq.api.objects import Pod, PodGroup
+from batchq.api.objects import Pod, PodGroup, group_key_of
 from batchq.errors import printable
 from batchq.store.redis import RedisStore
 from batchq.system import structlog
 from batchq.worker.agent.messages import PullEnded, PullImage, PullStarted, StopPull
-from batchq.worker.agent.pod_states import group_of
 from batchq.worker.host import privileges, processes
 from batchq.worker.host.accounts import NoAccount, PodAccounts
 from batchq.worker.host.containment import OF_CHILDREN, Boundary, Containment, Enclosure
@@ -252,7 +251,7 @@ class ImagePulls:
 
     def _pull(self, attempt: PodAttempt, pod: Pod) -> PullStarted | PullEnded:
         there = PullEnded(now_ms=monotonic_ms(), attempts=(attempt,))
-        group = self._store.get_many("PodGroup", [group_of(pod)]).get(group_of(pod))
+        group = self._store.get_many("PodGroup", [group_key_of(pod)]).get(group_key_of(pod))
         if not isinstance(group, PodGroup) or group.metadata.uid != pod.status.group_uid:
             # Its claim finds that out, too.
             return there

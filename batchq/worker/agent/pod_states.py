@@ -291,11 +291,6 @@ def patience_ms(lease_ms: int) -> int:
     return lease_ms // 3
 
 
-def group_of(pod: Pod) -> str:
-    """Return the key of a pod's group."""
-    return f"{pod.metadata.namespace}/{pod.spec.pod_group}"
-
-
 class InvalidMove(InvariantBroken):
     """An event that is impossible in the pod's state; the message tells the last events."""
 

@@ -18,7 +18,7 @@ from typing import Any
 from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.node_features import devices_in
 from batchq.api.node_report import NO_CONTAINER, Ended, PodAttempt, PodOutcome, Runs, StartClaim
-from batchq.api.objects import Pod
+from batchq.api.objects import Pod, group_key_of
 from batchq.api.reasons import Leaving
 from batchq.api.transaction import fence_of
 from batchq.errors import StoreUnavailable
@@ -94,7 +94,6 @@ from batchq.worker.agent.pod_states import (
     PodState,
     PodTable,
     attempt_of,
-    group_of,
     is_attempt,
     is_over,
     lost_outcome,
@@ -305,13 +304,13 @@ class AgentState:
                 instructions += decided
             elif pod is not None and one.state == _S.DELIVERED:
                 one.claimed_pod, one.is_claim_sent, one.fence = pod, True, fence_of(pod)
-                fresh.append((self._claim(one), one.fence, group_of(pod)))
+                fresh.append((self._claim(one), one.fence, group_key_of(pod)))
                 if pod.spec.ports:
                     ports[one.attempt] = pod.spec.ports
                 if wanted := devices_in(pod.spec.requests):
                     devices[one.attempt] = wanted
             elif pod is not None and one.state == _S.MEETING and self._is_ours(pod):
-                gangs[group_of(pod)] = None
+                gangs[group_key_of(pod)] = None
             elif pod is not None and event.now_ms - one.posted_at >= self._paces.repeat_ms:
                 one.posted_at = event.now_ms
                 repeated.append(PostReport(self._claim(one)))
@@ -422,7 +421,7 @@ class AgentState:
             attempt=one.attempt, pod=pod, group=one.group, lease_from=one.lease_from, peers=peers
         )
         if rejoins(one.group) or is_mpi(one.group):
-            one.gang = group_of(pod)
+            one.gang = group_key_of(pod)
             self._gangs_pause_ms = self._paces.read_gangs_first_ms
             # Not later than before: pods that start one after another would delay the others.
             self._read_gangs_at = min(self._read_gangs_at, now_ms + self._gangs_pause_ms)
@@ -441,7 +440,7 @@ class AgentState:
             pod = event.pods.get(one.attempt.pod)
             if pod is None or not is_attempt(pod, one.attempt):
                 continue
-            group = event.groups.get(group_of(pod))
+            group = event.groups.get(group_key_of(pod))
             if group is None or not has_met(group, pod):
                 continue
             if group.metadata.uid not in peers_by_group:

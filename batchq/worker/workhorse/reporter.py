@@ -89,32 +89,36 @@ class Messenger:
         self._used_at: int | None = None
         self._answers: SimpleQueue[ReportAnswer] = SimpleQueue()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._stopping = threading.Event()
         self._outage = outage
         self._backoff = Backoff(longest_ms=_AGAIN_MAX_MS)
         self._away_until = 0
-        # With the creator's context, so that the thread's log lines name the pod as well.
-        self._thread = threading.Thread(
-            target=copy_context().run, args=(self._run,), name="messenger"
-        )
+        #: The thread, and what tells it to stop: most short pods end before there is one.
+        self._thread: tuple[threading.Thread, threading.Event] | None = None
 
     @property
     def has_started(self) -> bool:
         """Whether the thread was started."""
-        return self._thread.ident is not None
+        return self._thread is not None
 
     def start(self) -> None:
         """Start the thread; if it is to renew the lease, it does so at once."""
-        self._thread.start()
+        stopping = threading.Event()
+        # With the caller's context, so that the thread's log lines name the pod as well.
+        thread = threading.Thread(
+            target=copy_context().run, args=(self._run, stopping), name="messenger"
+        )
+        thread.start()
+        self._thread = thread, stopping
 
     def stop(self) -> None:
         """Send the remaining output and end the thread; do nothing if it was not started.
 
         It does not wait for an unavailable server; use `send_rest` or `rest` for what remains.
         """
-        self._stopping.set()
-        if self.has_started:
-            self._thread.join()
+        if self._thread is not None:
+            thread, stopping = self._thread
+            stopping.set()
+            thread.join()
         os.close(self._event)
 
     def is_needed(self) -> bool:
@@ -148,7 +152,7 @@ class Messenger:
         except Empty:
             return None
 
-    def _run(self) -> None:
+    def _run(self, stopping: threading.Event) -> None:
         check_at = monotonic_ms()
         while True:
             if monotonic_ms() >= self._away_until:
@@ -160,7 +164,7 @@ class Messenger:
                     # A renewal has failed, and the agent has renewed the lease since.
                     self._note_recovery()
                 self._disconnect_if_idle()
-            if self._stopping.wait(FLUSH_MS / 1000):
+            if stopping.wait(FLUSH_MS / 1000):
                 break
         self._flush(None)
 

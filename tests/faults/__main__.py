@@ -43,6 +43,9 @@ def main() -> int:
     )
     parser.add_argument("--devices", action="store_true", help="have every pod request GPUs")
     parser.add_argument(
+        "--beside", action="store_true", help="run all agents on the machine of the server"
+    )
+    parser.add_argument(
         "--mutations",
         action="store_true",
         help="show which seed finds each fault put into the code",
@@ -77,6 +80,7 @@ def _replay(asked: argparse.Namespace) -> int:
             restores=not asked.no_restores,
             launches=asked.launches,
             devices=asked.devices,
+            beside=asked.beside,
         )
     except InvariantBroken as wrong:
         _tell(f"seed {seed}: {wrong}")
@@ -91,7 +95,12 @@ def _swarm(asked: argparse.Namespace) -> int:
     failures = []
     restores, launches, devices = not asked.no_restores, asked.launches, asked.devices
     for found in failures_of(
-        seeds, processes=asked.processes, restores=restores, launches=launches, devices=devices
+        seeds,
+        processes=asked.processes,
+        restores=restores,
+        launches=launches,
+        devices=devices,
+        beside=asked.beside,
     ):
         if found is None:
             continue
@@ -100,6 +109,7 @@ def _swarm(asked: argparse.Namespace) -> int:
             options = "" if restores else " --no-restores"
             options += " --launches" if launches else ""
             options += " --devices" if devices else ""
+            options += " --beside" if asked.beside else ""
             _tell(f"seed {found.seed}: {found.why}")
             _tell(f"    python -m tests.faults --seed {found.seed}{options}")
     took_s = time.monotonic() - began

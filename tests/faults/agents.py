@@ -91,6 +91,7 @@ class Agent:
         self._away_until = self._beat_at = self._settle_at = self._reconcile_at = 0
         self._leases_at = 0
         self._last_port = FIRST_PORT
+        self._own_server = store.watch()
         self._new_state()
 
     def _new_state(self) -> None:
@@ -235,7 +236,7 @@ class Agent:
             for attempt, horse in self.machine.horses.items()
             if horse.voucher.seen_at < since_ms
         )
-        self.vouchers.tick(now_ms, None)
+        self.vouchers.tick(now_ms, self._own_server.known())
         self._tell(messages.LeasesDue(now_ms=now_ms, silent=silent))
 
     def _beat(self) -> None:
@@ -247,6 +248,7 @@ class Agent:
 
     def _reconcile(self) -> None:
         now_ms, node = self._clock.now_ms(), self.machine.name
+        self._own_server.heard()
         pods = self._store.pods_on(node)
         ends = [one for one in self._store.pending(node) if isinstance(one, Ended)]
         event = messages.NodePodsRead(
@@ -353,6 +355,7 @@ class Agent:
     ) -> messages.AgentEvent | None:
         match instruction:
             case messages.StartPod():
+                self.vouchers.tick(self._clock.now_ms(), self._own_server.known())
                 self._hire(self, instruction).begin()
             case messages.StopHorses(kills):
                 for horse in list(self.machine.horses.values()):
@@ -374,14 +377,14 @@ class Agent:
         | messages.ReadClaimedPods
         | messages.ReadGangs,
     ) -> messages.AgentEvent:
-        now_ms, node = self._clock.now_ms(), self.machine.name
+        now_ms = self._clock.now_ms()
         until_ms = now_ms + self._paces.lease_ms
         match instruction:
             case messages.ReadClaimedPods(uids):
                 found = self._store.get_many("Pod", uids)
                 return messages.ClaimedPodsRead(now_ms=now_ms, pods=pods_of(uids, found))
             case messages.RenewLeases(attempts):
-                answers = answers_of(attempts, self._store.renew_all(node, attempts, until_ms))
+                answers = self._renew(attempts, until_ms)
                 return messages.LeasesRenewed(now_ms=now_ms, asked_at=now_ms, answers=answers)
             case messages.ReadStops(attempts):
                 return messages.StopsRead(
@@ -391,6 +394,17 @@ class Agent:
                 return self._read_gangs(keys)
             case messages.PostClaims():
                 return self._post_claims(instruction, until_ms)
+
+    def _renew(
+        self, attempts: messages.FencedAttempts, until_ms: int
+    ) -> tuple[messages.AttemptAnswer, ...]:
+        try:
+            renewals = self._store.renew_all(self.machine.name, attempts, until_ms)
+        except StoreUnavailable:
+            self._own_server.lost()
+            raise
+        self._own_server.heard()
+        return answers_of(attempts, renewals)
 
     def _read_gangs(self, keys: Sequence[str]) -> messages.AgentEvent:
         found = self._store.get_many("PodGroup", keys)
@@ -413,6 +427,7 @@ class Agent:
         for claim, _, _ in claims:
             self.machine.records[PodAttempt(claim.pod, claim.attempt)] = messages.EndRecord()
         renewals, groups = self._store.claim(self.machine.name, claims, until_ms)
+        self._own_server.heard()
         answers = tuple(lacking) + tuple(
             messages.ClaimAnswer(
                 attempt=PodAttempt(claim.pod, claim.attempt),

@@ -20,7 +20,7 @@ from batchq.api.lifecycle import (
     PodPhase,
     allowed,
 )
-from batchq.api.node_report import NodeReport
+from batchq.api.node_report import NodeReport, PodAttempt
 from batchq.api.objects import Object, Pod, PodGroup, full_name
 from batchq.api.resources import of_pod, plus
 from batchq.api.transaction import Commit, Transaction, Write, fence_of, phase_of
@@ -53,6 +53,8 @@ class InvariantChecker:
         self.stopped: Counter[str] = Counter()
         #: Uid -> key of each group whose submission was acknowledged.
         self.promised: dict[str, str] = {}
+        #: Whether an attempt must not be lost.
+        self.must_keep: Callable[[PodAttempt], bool] = lambda _: False
 
     def forget(self, server: Server) -> None:
         """The server was restored from an older copy: drop what was written since."""
@@ -108,6 +110,9 @@ class InvariantChecker:
         if start != finish and (start, finish) not in _MOVES[write.kind]:
             raise InvariantBroken(f"{what} went from {start} to {finish}")
         match before, write.value:
+            case Pod(status=was), Pod(status=now) if now.losses > was.losses:
+                if self.must_keep(PodAttempt(before.metadata.uid, was.attempt)):
+                    raise InvariantBroken(f"{what} had started, and was lost: {now.message}")
             case Pod(status=was), Pod(status=now) if now.terminating and not was.terminating:
                 self.stopped[now.reason] += 1
             case _:
@@ -152,6 +157,9 @@ class InvariantChecker:
                 )
             # A late call may end a lease after the agent has decided that nothing runs under it.
             until_ms = server.leases.get(machine, {}).get(process.attempt)
+            if server.is_beside_agents and until_ms is not None:
+                # No lease ends while the process of the server is away, and then each starts again.
+                until_ms = max(until_ms, server.stopped_until + self._settings.pod_lease_ms)
             if until_ms is not None and until_ms <= now_ms:
                 raise InvariantBroken(
                     f"{process.attempt.id} runs on {machine} at {now_ms}, and its lease ended at"

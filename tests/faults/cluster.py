@@ -40,6 +40,7 @@ from tests.faults.scenario import (
     PauseHorse,
     PauseNode,
     PauseScheduler,
+    PauseServer,
     RepeatDeliveries,
     RestartServer,
     Scenario,
@@ -90,9 +91,16 @@ class Cluster:
         self._checker = InvariantChecker(scenario.config.settings)
         self._ids = CountedIds()
         self._config = scenario.config
-        self.server = Server(self.clock, witness=self._checker.witness, bell=self._ring)
+        self.server = Server(
+            self.clock,
+            witness=self._checker.witness,
+            bell=self._ring,
+            is_beside_agents=scenario.beside_server,
+        )
         self.lines: dict[str, Line] = {}
         self._truth = Truth(self.clock, dict(scenario.scripts))
+        if scenario.beside_server:
+            self._checker.must_keep = self._truth.has_started
         self._late: list[tuple[int, int, Callable[[], object]]] = []
         self._count = 0
         self._events = 0
@@ -332,6 +340,8 @@ class Cluster:
                         line.cut(self.clock.now_ms() + fault.lasts_ms)
             case Outage():
                 self._cut_all(fault.lasts_ms)
+            case PauseServer():
+                self._away(fault.lasts_ms)
             case RestartServer():
                 self._restart(fault.lasts_ms, fault.forgets_ms)
 
@@ -436,6 +446,12 @@ class Cluster:
         self.server.restart(restored)
         if restored is not None:
             self._checker.forget(self.server)
+        self._away(lasts_ms)
+
+    def _away(self, lasts_ms: int) -> None:
+        """Let the server's process be away for a while."""
+        until_ms = self.clock.now_ms() + lasts_ms
+        self.server.stopped_until = max(until_ms, self.server.stopped_until)
         self._cut_all(lasts_ms)
 
     def _attempts_on(self, node: str) -> list[PodAttempt]:
@@ -449,6 +465,7 @@ class Cluster:
         """End the faults: lost nodes and schedulers that are to return do so now."""
         self._calm = True
         self._say("the faults are over")
+        self.server.stopped_until = self.clock.now_ms()
         for line in self.lines.values():
             line.heal()
         for node in sorted(self._frozen):

@@ -23,7 +23,7 @@ from batchq.ports import Clock
 from batchq.worker.agent.messages import EndRecord, HorseEnd, StartPod
 from batchq.worker.agent.node import withdraw
 from batchq.worker.agent.pod_states import patience_ms
-from batchq.worker.workhorse.leases import Lease, ServerWatch, Voucher
+from batchq.worker.workhorse.leases import Lease, Voucher
 from batchq.worker.workhorse.supervision import AgentContact
 from tests.faults.machines import Machine, Process
 from tests.faults.server import FaultyStore
@@ -76,9 +76,8 @@ class Horse:
         self._say = say
         self._lease = Lease(now_ms=start.lease_from, lease_ms=paces.lease_ms)
         self.voucher = voucher
-        self._contact = AgentContact(
-            voucher, server=ServerWatch(lambda: None), lease_ms=paces.lease_ms
-        )
+        self._own_server = store.watch()
+        self._contact = AgentContact(voucher, server=self._own_server, lease_ms=paces.lease_ms)
         self.on_end = machine.on_horse_end
         self._outcome: PodOutcome | None = None
         self._renew_at = 0
@@ -137,6 +136,8 @@ class Horse:
             return
         self._contact.sign(now_ms)
         reason = self._contact.hear(self._lease)
+        if self._contact.is_server_away(now_ms):
+            self._lease.extend(asked_at=now_ms)
         if self._lease.is_lost(now_ms):
             self._kill(Leaving.NODE_LOST)
             return
@@ -163,7 +164,9 @@ class Horse:
                 self._machine.name, self.attempt, fence, now_ms + self._paces.lease_ms
             )
         except StoreUnavailable:
+            self._own_server.lost()
             return
+        self._own_server.heard()
         self._has_renewed = True
         if answer.word == "fenced":
             if not self._may_be_forgotten():

@@ -131,6 +131,10 @@ class Truth:
                 )
         met[process.place] = process.attempt
 
+    def has_started(self, attempt: PodAttempt) -> bool:
+        """Return whether a process of the attempt has run."""
+        return attempt in self._started
+
     def end(self, process: Process, *, by_itself: bool) -> None:
         """Record that no process of the attempt is left."""
         del self._running[process.place]

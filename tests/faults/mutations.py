@@ -23,7 +23,7 @@ from batchq.store import memory
 from batchq.worker.agent import pod_states
 from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.host.device_pool import DevicePool
-from batchq.worker.workhorse.leases import Lease
+from batchq.worker.workhorse.leases import Lease, Voucher
 from batchq.worker.workhorse.supervision import AgentContact
 from tests.faults.play import failure_of
 
@@ -34,8 +34,8 @@ _REST_WITHIN_MS = 20 * MINUTE
 class Mutation(Struct, frozen=True, kw_only=True):
     """A fault: in the source of `name`, an attribute of `owner`, `before` is replaced by `after`.
 
-    `found_by` is a seed that finds it; with `launches`, if its gangs are distributed jobs, and with
-    `devices`, if its pods request GPUs.
+    `found_by` is a seed that finds it; with `launches`, if its gangs are distributed jobs, with
+    `devices`, if its pods request GPUs, and with `beside`, if its agents run beside the server.
     """
 
     what: str
@@ -46,6 +46,7 @@ class Mutation(Struct, frozen=True, kw_only=True):
     found_by: int
     launches: bool = False
     devices: bool = False
+    beside: bool = False
 
 
 @contextmanager
@@ -82,6 +83,7 @@ def first_seed(place: int, seeds: Iterable[int]) -> int | None:
                 seed,
                 launches=mutation.launches,
                 devices=mutation.devices,
+                beside=mutation.beside,
                 rest_within_ms=_REST_WITHIN_MS,
             )
             if failure is not None:
@@ -304,5 +306,32 @@ MUTATIONS = (
         after="False",
         found_by=0,
         devices=True,
+    ),
+    Mutation(
+        what="a lease runs out while the server's process is away",
+        owner=AgentContact,
+        name="is_server_away",
+        before="return self._server.is_away()",
+        after="return False",
+        found_by=1,
+        beside=True,
+    ),
+    Mutation(
+        what="a work-horse does not learn from its agent which process the server is",
+        owner=Voucher,
+        name="server",
+        before="return self._table.server()",
+        after="return None",
+        found_by=1,
+        beside=True,
+    ),
+    Mutation(
+        what="no lease starts again after an interruption",
+        owner=timers,
+        name="lease_over_at",
+        before="max(ends_at, since(session, ends_at - lease_ms) + lease_ms) + grace",
+        after="ends_at + grace",
+        found_by=1,
+        beside=True,
     ),
 )

@@ -29,10 +29,13 @@ def play(
     restores: bool = True,
     launches: bool = False,
     devices: bool = False,
+    beside: bool = False,
     rest_within_ms: int = REST_WITHIN_MS,
 ) -> Ended:
     """Play one seed to its end. Raises InvariantBroken."""
-    scenario, ends = scenario_of(seed, restores=restores, launches=launches, devices=devices)
+    scenario, ends = scenario_of(
+        seed, restores=restores, launches=launches, devices=devices, beside=beside
+    )
     ended = Cluster(scenario, say=say, rest_within_ms=rest_within_ms).run()
     forgot = scenario.copies_every_ms is not None
     for name, meant in ends.items():
@@ -56,6 +59,7 @@ def failure_of(
     restores: bool = True,
     launches: bool = False,
     devices: bool = False,
+    beside: bool = False,
     rest_within_ms: int = REST_WITHIN_MS,
 ) -> Failure | None:
     """Return what is wrong with a seed; every exception counts, so that a swarm goes on with the
@@ -67,6 +71,7 @@ def failure_of(
             restores=restores,
             launches=launches,
             devices=devices,
+            beside=beside,
             rest_within_ms=rest_within_ms,
         )
     except Exception as wrong:  # a crash anywhere is a finding, as a broken invariant is
@@ -81,9 +86,12 @@ def failures_of(
     restores: bool = True,
     launches: bool = False,
     devices: bool = False,
+    beside: bool = False,
 ) -> Iterator[Failure | None]:
     """Return the failures of the seeds, in order, played on this many processes."""
-    failure = partial(failure_of, restores=restores, launches=launches, devices=devices)
+    failure = partial(
+        failure_of, restores=restores, launches=launches, devices=devices, beside=beside
+    )
     if processes == 1:
         yield from map(failure, seeds)
         return

@@ -96,6 +96,12 @@ class Outage(Fault, frozen=True):
     lasts_ms: int
 
 
+class PauseServer(Fault, frozen=True):
+    """The server's process is stopped for a while."""
+
+    lasts_ms: int
+
+
 class RestartServer(Fault, frozen=True):
     """The server restarts, with all of its data or with the data of this long ago."""
 
@@ -127,6 +133,7 @@ AnyFault: TypeAlias = (
     | KillScheduler
     | Cut
     | Outage
+    | PauseServer
     | RestartServer
     | DropDeliveries
     | RepeatDeliveries
@@ -135,7 +142,8 @@ AnyFault: TypeAlias = (
 
 class Scenario(Struct, frozen=True, kw_only=True):
     """Everything that determines a run. `plans` and `chance` fail calls of the lines that they
-    name.
+    name. With `beside_server`, the nodes' agents run on the server's machine, where they see
+    whether its process runs.
     """
 
     nodes: Mapping[str, dict[str, int]]
@@ -150,3 +158,4 @@ class Scenario(Struct, frozen=True, kw_only=True):
     delay_ms: Callable[[], int] = lambda: 5_000
     #: Interval at which the server is copied, for restores.
     copies_every_ms: int | None = None
+    beside_server: bool = False

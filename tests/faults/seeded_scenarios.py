@@ -44,12 +44,13 @@ from tests.faults.scenario import (
     PauseHorse,
     PauseNode,
     PauseScheduler,
+    PauseServer,
     RepeatDeliveries,
     RestartServer,
     Scenario,
     StopAgent,
 )
-from tests.faults.store_faults import Chance, Mode
+from tests.faults.store_faults import Chance, Mode, never
 
 SETTINGS = Settings(
     in_queue_timeout_ms=60_000,
@@ -80,13 +81,19 @@ class Meant(Struct, frozen=True):
 
 
 def scenario_of(
-    seed: int, *, restores: bool = True, launches: bool = False, devices: bool = False
+    seed: int,
+    *,
+    restores: bool = True,
+    launches: bool = False,
+    devices: bool = False,
+    beside: bool = False,
 ) -> tuple[Scenario, dict[str, frozenset[str]]]:
     """Return the scenario of a seed, and the possible ends of each of its groups.
 
     With `launches`, each gang of several pods is a distributed job, which restarts whole, or
     pod by pod if it is elastic, and every second group has an image, which is pulled. With
-    `devices`, every pod requests GPUs.
+    `devices`, every pod requests GPUs. With `beside`, the agents run on the server's machine, and
+    nothing but the server and the schedulers fails.
     """
     dice = random.Random(seed)
     offer = amounts(cpu=4, gpu=4) if devices else amounts(cpu=4)
@@ -115,7 +122,42 @@ def scenario_of(
         delay_ms=lambda: dice.choice((50, 500, 3_000, 10_000, 25_000)),
         copies_every_ms=10_000 if forgets else None,
     )
-    return scenario, ends
+    return (_beside_server(scenario, seed) if beside else scenario), ends
+
+
+#: Pauses of a server: up to somewhat longer than a lease, and much longer.
+_PAUSES_MS = (1_000, 5_000, 11_000, 12_500, 14_000, 20_000, 40_000)
+
+
+def _beside_server(scenario: Scenario, seed: int) -> Scenario:
+    """Return the scenario with its agents on the server's machine, and with the faults of servers
+    and schedulers only: no pod that has started is lost by these.
+    """
+    dice = random.Random(f"beside {seed}")
+    # Often as early as the first pod, before its agent has renewed any lease.
+    times = [dice.choice((dice.randint(1_000, 6_000), _when(dice))) for _ in range(3)]
+    faults: list[AnyFault] = [
+        PauseServer(at=at, lasts_ms=dice.choice(_PAUSES_MS))
+        for at in times[: dice.randint(1, len(times))]
+    ]
+    faults += [
+        fault
+        for fault in scenario.faults
+        if isinstance(fault, KillScheduler | PauseScheduler | RestartServer | DropDeliveries)
+        and getattr(fault, "forgets_ms", 0) == 0
+    ]
+    chances = scenario.chance
+
+    def chance_of(caller: str) -> Chance:
+        return never if caller.startswith(("agent", "horses")) else chances(caller)
+
+    return structs.replace(
+        scenario,
+        faults=tuple(faults),
+        chance=chance_of,
+        copies_every_ms=None,
+        beside_server=True,
+    )
 
 
 def _objects(dice: random.Random) -> tuple[Object, ...]:

@@ -32,6 +32,7 @@ from batchq.scheduler.node_reports import PostedReport
 from batchq.store.liveness import Renewal
 from batchq.store.memory import MemoryStore
 from batchq.worker.agent.messages import FencedAttempts
+from batchq.worker.workhorse.leases import ServerWatch
 from tests.faults.store_faults import Line
 
 T = TypeVar("T")
@@ -87,7 +88,18 @@ class Server:
     there is news for the schedulers or for that node's agent.
     """
 
-    def __init__(self, clock: Clock, *, witness: Witness, bell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        witness: Witness,
+        bell: Callable[[str], None],
+        is_beside_agents: bool = False,
+    ) -> None:
+        """`is_beside_agents`: the agents and work-horses run on the server's machine."""
+        self.is_beside_agents = is_beside_agents
+        #: Until when its process is stopped.
+        self.stopped_until = 0
         self._clock = clock
         self._witness = witness
         self._bell = bell
@@ -121,6 +133,10 @@ class Server:
         self.run = Run(number=self.run.number + 1)
         if restored_from is not None:
             self.restored_at[self.run.number] = self.revision
+
+    def is_away(self, run: int) -> bool:
+        """Return whether the process of that run answers no requests now."""
+        return run != self.run.number or self._clock.now_ms() < self.stopped_until
 
     def forgot(self, seen: int, run: int) -> bool:
         """Return whether the server has since that run been restored to a point before that
@@ -311,6 +327,21 @@ class Server:
         return taken
 
 
+class _Watch(ServerWatch):
+    """One caller's watch over a server on its machine. The number of a run is its pid."""
+
+    def __init__(self, server: Server, line: Line) -> None:
+        super().__init__(
+            lambda: line.call("process", lambda: server.run.number),
+            connections=lambda: hash((server.run.number, line.contact_since)),
+        )
+        self._run_of = server
+
+    def is_away(self) -> bool:
+        known = self.known()
+        return known is not None and self._run_of.is_away(known.pid)
+
+
 class FaultyStore:
     """The server as one caller reaches it: `ports.Store`, and the verbs of agents and leaders.
 
@@ -324,6 +355,12 @@ class FaultyStore:
         self.before_commit: Callable[[], None] | None = None
         self._run = self._seen = 0
         self._forgot = False
+
+    def watch(self) -> ServerWatch:
+        """Return the caller's watch over the server's process."""
+        if not self._server.is_beside_agents:
+            return ServerWatch(lambda: None)
+        return _Watch(self._server, self.line)
 
     def get(self, kind: str, key: str) -> Object | None:
         return self.line.call("get", lambda: self._server.store.get(kind, key))

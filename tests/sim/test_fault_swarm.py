@@ -48,12 +48,26 @@ def test_no_device_of_a_machine_is_used_by_two_pods() -> None:
     assert [f"{one.seed} --devices: {one.why}" for one in failures] == []
 
 
+#: Seeds whose agents run beside the server, which is paused: twice at the same time, and others.
+BESIDE = (133, 223, 258, *range(3_000, 3_000 + usually(5, 300)))
+
+
+def test_no_pod_that_has_started_is_lost_while_the_server_beside_it_is_away() -> None:
+    failures = [one for one in failures_of(BESIDE, processes=1, beside=True) if one]
+    assert [f"{one.seed} --beside: {one.why}" for one in failures] == []
+
+
 def test_gangs_restart_whole_in_some_seed() -> None:
     assert any("GangRestart" in play(seed, launches=True).stopped for seed in range(10))
 
 
 def test_every_kind_of_fault_occurs_in_some_seed() -> None:
-    met = {type(fault) for seed in range(SEEDS) for fault in scenario_of(seed)[0].faults}
+    met = {
+        type(fault)
+        for seed in range(SEEDS)
+        for beside in (False, True)
+        for fault in scenario_of(seed, beside=beside)[0].faults
+    }
     assert met == set(get_args(scenario.AnyFault))
 
 

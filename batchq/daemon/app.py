@@ -190,16 +190,8 @@ def _serve(
         asking_s=lambda thread: max(store.link.asking_s(thread), relay.asking_s(thread)),
     )
 
-    def wrote(transactions: Sequence[Transaction]) -> None:
-        """Take a turn after this process's own changes; the watcher tells of those by others."""
-        if all(map(may_wait_for_a_turn, transactions)):
-            loop.wake_soon()
-        elif any(map(frees_resources, transactions)):
-            loop.hurry()
-        else:
-            loop.wake()
-
-    store.changes.wrote = wrote
+    # The watcher tells of changes by others.
+    store.changes.wrote = lambda transactions: take_turn_after(transactions, loop)
     changes = watcher(
         store,
         changed=loop.wake,
@@ -248,6 +240,16 @@ def _load_scripts(store: RedisStore) -> None:
 
 
 _ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.EVICTED)
+
+
+def take_turn_after(transactions: Sequence[Transaction], loop: Loop) -> None:
+    """Have the loop take a turn after this process's own changes, as soon as they need it."""
+    if all(map(may_wait_for_a_turn, transactions)):
+        loop.wake_soon()
+    elif any(map(frees_resources, transactions)):
+        loop.hurry()
+    else:
+        loop.wake()
 
 
 def may_wait_for_a_turn(transaction: Transaction) -> bool:

@@ -20,7 +20,7 @@ from batchq.config import SchedulerConfig
 from batchq.daemon import Termination, app, detached
 from batchq.daemon.detached import Record
 from batchq.daemon.embedded_server import ensure_server
-from batchq.daemon.loop import TurnReport
+from batchq.daemon.loop import Loop, TurnReport
 from batchq.daemon.reload import Reload
 from batchq.errors import InvariantBroken
 from batchq.paths import HOME_VARIABLE, URL_VARIABLE, Home, default_url
@@ -28,6 +28,7 @@ from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler
 from batchq.store.redis import RedisStore, open_store
 from batchq.store.schedulers import read_object_limit
 from batchq.system import CountingIds, SystemClock
+from tests.builders import a_node
 from tests.contract.made import charge, gone, group, pod, put, queue, writing
 from tests.daemon.waiting import until
 
@@ -292,3 +293,42 @@ def test_a_turn_may_wait_where_no_decision_depends_on_what_was_written() -> None
     }
     found = {name: app.may_wait_for_a_turn(one) for name, (one, _) in cases.items()}
     assert found == {name: expected for name, (_, expected) in cases.items()}
+
+
+class AskedLoop(Loop):
+    """A loop that takes no turn, and notes how soon one is wanted."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def wake_soon(self) -> None:
+        self.asked.append("wake_soon")
+
+    def wake(self) -> None:
+        self.asked.append("wake")
+
+    def hurry(self) -> None:
+        self.asked.append("hurry")
+
+
+def test_a_turn_follows_a_change_the_sooner_the_more_depends_on_it() -> None:
+    grants, binds, ends = (
+        writing(put(pod(phase=phase)))
+        for phase in (PodPhase.RUNNING, PodPhase.BOUND, PodPhase.SUCCEEDED)
+    )
+    asked = {}
+    for name, written in {
+        "starts": [grants, grants],
+        "a bind": [grants, binds],
+        "an end": [grants, binds, ends],
+        "a node that takes pods": [grants, writing(put(a_node()))],
+    }.items():
+        loop = AskedLoop()
+        app.take_turn_after(written, loop)
+        asked[name] = loop.asked
+    assert asked == {
+        "starts": ["wake_soon"],
+        "a bind": ["wake"],
+        "an end": ["hurry"],
+        "a node that takes pods": ["hurry"],
+    }

@@ -266,7 +266,7 @@ class GroupState:
         if not self.is_external:
             return self._on_nodes
         claim = self.status.claim
-        return dict(claim.holding) if claim.is_open and not self.reserved else {}
+        return claim.holding if claim.is_open and not self.reserved else _NONE
 
     @property
     def is_as_stored(self) -> bool:
@@ -589,20 +589,24 @@ class GroupState:
         """Return the status and held amounts of the calculation, then the charge without and with
         count.
         """
-        status, held = self.status, self.held if self.is_external else self._on_nodes
-        known = self._charged
-        if known is None or known[0] is not status or known[1] is not held:
-            charge = self.charge_holding(held)
-            if charge is self.shape.reservation and charge:
-                counts = self.shape.counted
-            elif known is not None and known[0] is status and known[2] is charge:
-                counts = known[3]
-            else:
-                # A running group without pods on nodes and with a complete gang has no reservation
-                # left, and does not count as a group.
-                counts = {**charge, POD_GROUPS: ONE_GROUP} if charge else {}
-            known = self._charged = (status, held, charge, counts)
-        return known
+        status, known = self.status, self._charged
+        if known is not None and known[0] is not status:
+            known = None
+        # What an external group holds follows from its status alone.
+        if known is not None and (self.is_external or known[1] is self._on_nodes):
+            return known
+        held = self.held
+        charge = self.charge_holding(held)
+        if charge is self.shape.reservation and charge:
+            counts = self.shape.counted
+        elif known is not None and known[2] is charge:
+            counts = known[3]
+        else:
+            # A running group without pods on nodes and with a complete gang has no reservation
+            # left, and does not count as a group.
+            counts = {**charge, POD_GROUPS: ONE_GROUP} if charge else {}
+        self._charged = (status, held, charge, counts)
+        return self._charged
 
     def fall_of(self, charge: Amounts) -> Amounts:
         """Return the change of a sum when this charge of the group ends, computed once."""

@@ -27,15 +27,11 @@ from batchq.core.session.state import (
     recorded_reasons,
 )
 
-#: Of how many former classes a queue stores whether they could fit.
-_MOST_FITTED = 64
-
 
 class PendingQueue:
     """The waiting groups of one queue, in order: equivalence classes, and single groups."""
 
     __slots__ = (
-        "_fitted",
         "_key",
         "_sorted",
         "classes",
@@ -59,8 +55,6 @@ class PendingQueue:
         self.singles: dict[str, GroupState] = {}
         #: The sum of the requests of the classes that count in the demand.
         self.demand: dict[str, int] = {}
-        #: Former classes that have become empty -> the generation in which they could fit.
-        self._fitted: dict[Key, object] = {}
         self._sorted: list[GroupState] | None = None
         self._key: Callable[[GroupState], Key] = _by_key
 
@@ -108,7 +102,6 @@ class PendingQueue:
         if peers is None:
             peers = self.classes[key] = self.unparked[key] = EquivalenceClass(key, group.queue)
             self.kinds.setdefault(kind_of(group), {})[key] = peers
-            peers.could_fit_in = self._fitted.pop(key, None)
         group.peers, group.line_key = peers, line_key
         peers.members.add(line_key, group)
         reasons, (last_reasons, reasons_key, members) = (
@@ -144,10 +137,7 @@ class PendingQueue:
             self._forget(peers, kind_of(group))
 
     def _forget(self, peers: EquivalenceClass, kind: Key) -> None:
-        """Remove a class that has become empty. Groups with equal requests often follow."""
-        if len(self._fitted) >= _MOST_FITTED:
-            self._fitted.clear()
-        self._fitted[peers.asks] = peers.could_fit_in
+        """Remove a class that has become empty."""
         for classes in (self.classes, self.unparked, self.unwritten, self.kinds[kind]):
             classes.pop(peers.asks, None)
         if not self.kinds[kind]:

@@ -42,34 +42,6 @@ def test_groups_of_one_queue_with_equal_requests_form_a_class_in_their_order() -
     assert sorted(_classes(session)) == [["first", "second"], ["large"]]
 
 
-def test_a_class_that_forms_again_knows_that_it_could_fit_if_few_others_were_dissolved_since() -> (
-    None
-):
-    groups = [a_group(f"g{cpu}", 1, cpu=cpu) for cpu in range(1, 101)]
-    session = _opened(a_queue("default"), *groups)
-    line = session.queues["default"].line
-    members = [peers.first for peers in line.classes.values()]
-    for group in members:
-        key, peers = group.line_key, group.peers
-        assert key is not None
-        assert peers is not None
-        peers.could_fit_in = "now"
-        line.leave(group)
-        line.join(group, key)
-        assert group.peers is not peers
-        assert group.peers is not None
-        assert group.peers.could_fit_in == "now"
-    for group in members:
-        line.leave(group)
-    assert not line.classes
-    for group in members:
-        assert group.line_key is not None
-        line.join(group, group.line_key)
-    knowing = [group.peers.could_fit_in == "now" for group in members if group.peers is not None]
-    assert knowing[-1]
-    assert not knowing[0]
-
-
 def test_a_different_namespace_priority_or_queue_means_a_different_class() -> None:
     session = _opened(
         a_queue("default"),

@@ -101,7 +101,7 @@ def settle(session: Session) -> None:
             _settle_group(statement, group)
             _settle_charge(statement, group)
             statement.commit()
-        if group.steady and group.uid not in session.effects.touched:
+        if (group.steady or group.runs_whole) and group.uid not in session.effects.touched:
             note_settled(session, group)
     update_pledges(session)
     roll_back_over_limits(session)

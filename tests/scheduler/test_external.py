@@ -404,3 +404,24 @@ def test_reported_pods_are_dropped_with_the_claim_except_for_ends_of_an_elastic_
     assert stack.group("loose").status.reported == {"a": "Succeeded"}
     later(stack, 10)
     assert stack.group("loose").status.reported == {"a": "Succeeded"}
+
+
+def test_a_session_visits_no_group_that_a_consumer_runs_until_something_concerns_it(
+    stack: Stack,
+) -> None:
+    stack.apply(a_queue())
+    in_queue(stack, external("a"), external("b"))
+    report(stack, claim(stack, "a"), "running")
+    report(stack, claim(stack, "b", ttl_s=600), "running")
+    stack.until_idle()
+    stack.apply(external("c"))
+    visited = stack.turn().session.unsettled()
+    assert [group.key for group in visited] == ["default/c"]
+
+    # A clock of one of them runs out: its claim has lapsed, and the grace is over.
+    later(stack, 91)
+    assert (phase(stack, "a"), phase(stack, "b")) == ("Pending", "Running")
+    # The configuration changes.
+    stack.apply(a_queue(stop_policy="HoldAndDrain"))
+    stack.until_idle()
+    assert stack.group("b").status.claim.stop_reason == "QueueStopped"

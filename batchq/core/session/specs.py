@@ -350,6 +350,21 @@ def only_runs(record: PodGroup) -> bool:
     )
 
 
+def runs_claimed(record: PodGroup) -> bool:
+    """Return whether a consumer runs an external group, and only its calls, the clocks and the
+    configuration change that: no check or pledge affects it, and it was not told to stop.
+    """
+    status = record.status
+    return (
+        record.spec.controller == "external"
+        and status.phase == _RUNNING
+        and status.claim.phase == "Running"
+        and not status.claim.stop_reason
+        and not status.checks
+        and not status.pledge.stands
+    )
+
+
 def is_over(record: PodGroup, held: Amounts) -> bool:
     """Return whether an ended group holds nothing any more, in the session and in the store."""
     status = record.status

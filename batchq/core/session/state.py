@@ -27,6 +27,7 @@ from batchq.core.session.specs import (
     is_over,
     only_runs,
     only_waits,
+    runs_claimed,
     shape_of,
     shape_sharing,
     shape_within,
@@ -187,8 +188,11 @@ class GroupState:
         self.record_only = not pods and only_waits(record)
         #: Whether it runs, and only its pods and timers can change that.
         self.steady = not self.record_only and only_runs(record)
-        #: Whether it runs with all of its pods, as its record says, and lacks nothing.
-        self.runs_whole = self.steady and not record.status.reasons and self.has_all_placed
+        #: Whether it runs with all of its pods or by its consumer, as its record says, and lacks
+        #: nothing.
+        self.runs_whole = not record.status.reasons and (
+            (self.steady and self.has_all_placed) or runs_claimed(record)
+        )
         #: Whether it has ended and holds nothing, so that it only waits to be deleted.
         self.is_over = self.status.phase in TERMINAL and is_over(record, self.held)
         #: Its next pod, if it runs and queues again for that pod only.

@@ -169,7 +169,10 @@ def read_answer(connection: Any) -> Any:
     parser = _parser_of(connection)
     if parser is not None:
         # What the connection does around its parser takes longer than the parser.
-        return parser.read_response()
+        try:
+            return parser.read_response()
+        except OSError as error:
+            raise _broken_by(error) from error
     try:
         return connection.read_response()
     except broken.ResponseError as error:
@@ -194,13 +197,23 @@ def read_arrived(connection: Any, *, rest_within_s: float) -> Any:
             arrived = os.read(own.fileno(), _READ_BYTES)
         except BlockingIOError:
             return NOTHING
+        except OSError as error:
+            raise _broken_by(error) from error
         if not arrived:
             raise broken.ConnectionError("the server has closed the connection")
         parser._reader.feed(arrived)
-    answer = parser.read_response(timeout=rest_within_s)
+    try:
+        answer = parser.read_response(timeout=rest_within_s)
+    except OSError as error:
+        raise _broken_by(error) from error
     if isinstance(answer, Exception):
         raise answer
     return answer
+
+
+def _broken_by(error: OSError) -> broken.ConnectionError:
+    """Return the error that redis-py's connection raises for one of its socket."""
+    return broken.ConnectionError(f"Error while reading from the server: {error}")
 
 
 def _parser_of(connection: Any) -> Any:

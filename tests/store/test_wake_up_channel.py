@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import redis
 from batchq.api.transaction import Delivery, Transaction
 from batchq.errors import StoreUnavailable
 from batchq.store import node_channels
-from batchq.store.direct import NOTHING, read_arrived
+from batchq.store.direct import NOTHING, read_answer, read_arrived
 from batchq.store.link import LONGEST_BLOCK_MS
 from batchq.store.node_channels import EVERYTHING, WakeReason, WakeUpChannel, notify
 from batchq.store.redis import RedisStore
@@ -253,3 +253,17 @@ def test_an_answer_whose_rest_does_not_come_or_cannot_come_is_an_error(
     server.close()
     with pytest.raises(redis.ConnectionError):
         read_arrived(connection, rest_within_s=0.01)
+
+
+@pytest.mark.parametrize(
+    "read", [read_answer, lambda connection: read_arrived(connection, rest_within_s=5.0)]
+)
+def test_a_connection_that_is_reset_is_broken_as_for_redis_py(
+    ends: tuple[Any, socket.socket], read: Callable[[Any], object]
+) -> None:
+    connection, server = ends
+    # Closing a socket with something unread resets its peer.
+    connection._sock.sendall(b"PING")
+    server.close()
+    with pytest.raises(redis.ConnectionError, match="reset by peer"):
+        read(connection)

@@ -195,10 +195,15 @@ class Stage:
         return seen
 
     def _decides(
-        self, decide: Callable[..., Session], snapshot: Snapshot, now_ms: int, *, tells_all: bool
+        self,
+        decide: Callable[..., Session],
+        snapshot: Snapshot,
+        now_ms: int,
+        *,
+        writes_status: bool,
     ) -> Session:
         started_at, cpu_at = time.perf_counter(), time.process_time()
-        session = decide(snapshot, now_ms, tells_all=tells_all)
+        session = decide(snapshot, now_ms, writes_status=writes_status)
         self._took.decide_s = time.perf_counter() - started_at
         self._took.decide_cpu_s = time.process_time() - cpu_at
         return session

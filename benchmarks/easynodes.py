@@ -158,8 +158,8 @@ class _Noted(Scheduler):
 
     promises: Promises = field(default_factory=Promises)
 
-    def decide(self, snapshot: Snapshot, now_ms: int, *, tells_all: bool = True) -> Session:
-        session = super().decide(snapshot, now_ms, tells_all=tells_all)
+    def decide(self, snapshot: Snapshot, now_ms: int, *, writes_status: bool = True) -> Session:
+        session = super().decide(snapshot, now_ms, writes_status=writes_status)
         self.promises.note(session)
         return session
 

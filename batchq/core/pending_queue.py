@@ -383,16 +383,16 @@ def tell_classes(
     session: Session,
     write: Callable[[GroupState, Blockers], bool],
     still_holds: Callable[[GroupState, Blockers], bool],
-    postpones: Callable[[GroupState], bool],
+    defers: Callable[[GroupState], bool],
 ) -> None:
     """Write the verdicts of each class to members whose records differ.
 
-    `write` returns False if it writes no more groups of that queue; `postpones` returns whether
+    `write` returns False if it writes no more groups of that queue; `defers` returns whether
     all members with the same record as a group are left to a later session.
     """
     for line in list(session.lines()):
         for peers in list(line.unwritten.values()):
-            written = _write_class(session, peers, write, still_holds, postpones)
+            written = _write_class(session, peers, write, still_holds, defers)
             if written == "stopped":
                 break
             if written == "all" and peers.shown is not None:
@@ -404,7 +404,7 @@ def _write_class(
     peers: EquivalenceClass,
     write: Callable[[GroupState, Blockers], bool],
     still_holds: Callable[[GroupState, Blockers], bool],
-    postpones: Callable[[GroupState], bool],
+    defers: Callable[[GroupState], bool],
 ) -> Literal["all", "some", "stopped"]:
     shown = peers.shown
     written: Literal["all", "some"] = "all"
@@ -414,7 +414,7 @@ def _write_class(
         first = session.groups[next(iter(members))]
         if still_holds(first, shown):
             continue
-        if postpones(first):
+        if defers(first):
             written = "some"
             continue
         for uid in list(members):

@@ -31,7 +31,7 @@ from batchq.daemon.reload import Effective, Reload, reload_service
 from batchq.errors import StoreUnavailable, UnreadableRecord
 from batchq.paths import find_home, resolve_url
 from batchq.ports import Clock, Executor, IdSource, Store
-from batchq.scheduler.cycle import MOST_WRITTEN, Cycle, CycleReport, Telling
+from batchq.scheduler.cycle import MOST_WRITTEN, Cycle, CycleReport, StatusWrites
 from batchq.scheduler.transactions import completed_on, stopped_on
 from batchq.store.keys import CONFIG
 from batchq.store.link import is_damaged
@@ -324,7 +324,7 @@ class LeaderTurn:
         self._compare_at = time.monotonic() + _COMPARE_EVERY_S
         self._deliver_at = 0.0
         #: By the monotonic clock.
-        self._telling = Telling()
+        self._status_writes = StatusWrites()
         self._has_run = False
         self.quarantine = Quarantine(store, ids)
         self.mender = Mender(store, ids)
@@ -391,16 +391,16 @@ class LeaderTurn:
             # There is more to read, or the reasons of more groups to write.
             return TurnReport(due_in_ms=1)
         due_in_ms = [] if due_at is None else [due_at - self._clock.now_ms()]
-        if (tell_in_ms := self._telling.due_in_ms(report, _monotonic_ms())) is not None:
-            due_in_ms.append(tell_in_ms)
+        if (status_in_ms := self._status_writes.due_in_ms(report, _monotonic_ms())) is not None:
+            due_in_ms.append(status_in_ms)
         return TurnReport(due_in_ms=min((due for due in due_in_ms if due > 0), default=None))
 
     def _decide(self, epoch: int) -> CycleReport:
         now_ms = _monotonic_ms()
-        tells_all = self._telling.is_due(now_ms)
-        report = self._cycle.run_once(epoch, tells_all=tells_all)
-        if tells_all:
-            self._telling.told(report, now_ms)
+        writes_status = self._status_writes.is_due(now_ms)
+        report = self._cycle.run_once(epoch, writes_status=writes_status)
+        if writes_status:
+            self._status_writes.note(report, now_ms)
         return report
 
     def _limit_objects(self, effective: Effective, epoch: int) -> None:

@@ -31,8 +31,6 @@ from batchq.core.quota.ledger import given_back
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Shortage, Victim
 
-_NOTHING: Amounts = {}
-
 
 class Proportion:
     """proportion (queueOrder, reclaimable): queues are served, and reclaim, by what they deserve.
@@ -90,7 +88,7 @@ def _rank_by_pods(session: Session, queue: str) -> int:
     """Return the rank of the share of pods if their number is bounded; it is zero otherwise."""
     if not are_pods_bounded(session):
         return 0
-    deserved = deserved_of_queues(session).get(queue, _NOTHING).get(PODS, 0)
+    deserved = deserved_of_queues(session).get(queue, {}).get(PODS, 0)
     return Share(session.ledger.used(queue_scope(queue), PODS), deserved).rank()
 
 

@@ -48,7 +48,7 @@ from batchq.core.session.transitions import admit, create_pods, set_condition, w
 from batchq.ports import Clock, IdSource, Store
 from batchq.scheduler.admission_checks import roll_back_misfits
 from batchq.scheduler.pod_controller import settle
-from batchq.scheduler.timers import next_due_at
+from batchq.scheduler.timers import DEFERRED_MS, next_due_at
 from batchq.scheduler.transactions import transactions_of
 
 #: Only the most fundamental ones are stored; `batchq describe` computes all of them on demand.
@@ -61,16 +61,16 @@ _SHOWN_IN_SCHEDULED = (Waiting.SCHEDULING_GATED, Waiting.UNSCHEDULABLE)
 class _Budget:
     """How many more groups may have their reasons written: `left` overall, `share` per queue.
 
-    Without `rewrites`, only groups that have no stored reasons yet.
+    With `defers_rewrites`, only groups that have no stored reasons yet.
     """
 
-    def __init__(self, left: int, queues: int, *, rewrites: bool) -> None:
+    def __init__(self, left: int, queues: int, *, defers_rewrites: bool) -> None:
         self._left = left
         self._share: int | None = max(1, left // max(1, queues))
-        self._rewrites = rewrites
+        self._defers_rewrites = defers_rewrites
         self._written: Counter[str] = Counter()
-        #: Whether changed reasons were left to a later session because of `rewrites`.
-        self.has_postponed = False
+        #: Whether changed reasons were left to a later session.
+        self.has_deferred = False
 
     def allows(self, queue: str) -> bool:
         """Return whether one more group of this queue may be written, and count it."""
@@ -80,11 +80,15 @@ class _Budget:
         self._written[queue] += 1
         return True
 
-    def postpones(self, group: GroupState) -> bool:
+    def defers(self, group: GroupState) -> bool:
         """Return whether this group is left to a later session: its stored reasons may stay."""
-        if self._rewrites or not group.status.reasons or group.status is not group.record.status:
+        if (
+            not self._defers_rewrites
+            or not group.status.reasons
+            or group.status is not group.record.status
+        ):
             return False
-        self.has_postponed = True
+        self.has_deferred = True
         return True
 
     def share_the_rest(self) -> None:
@@ -101,13 +105,13 @@ def write_reasons(
     A change of numbers within a message is not written. A session writes the reasons of at most
     `most` groups, and later sessions the rest, so that writing does not delay groups that can
     start. Queues get equal shares, so that a queue with very many groups does not delay the
-    reasons of the others. A session that postpones what it may leaves stored reasons as they are.
+    reasons of the others. A session that defers status leaves stored reasons as they are.
     """
     refuse_strayed(session)
     refused = list(session.refusals.own.items())
     queues = {session.groups[uid].queue for uid, _ in refused}
     queues |= queues_to_tell(session)
-    budget = _Budget(most, len(queues), rewrites=not session.effects.postpones)
+    budget = _Budget(most, len(queues), defers_rewrites=session.effects.defers_status)
     later: list[tuple[GroupState, tuple[Verdict, ...]]] = []
     for uid, refusals in refused:
         group = session.groups[uid]
@@ -117,7 +121,7 @@ def write_reasons(
         verdicts = refusals[:MOST_REASONS_KEPT]
         if not verdicts or _is_as_good(group.status.reasons, verdicts):
             _park(session, inadmissible, group, refusals)
-        elif budget.postpones(group):
+        elif budget.defers(group):
             continue
         elif budget.allows(group.queue) or group.status is not group.record.status:
             _write(session, group, verdicts)
@@ -129,7 +133,7 @@ def write_reasons(
         if budget.allows(group.queue):
             _write(session, group, verdicts)
     _write_classes(session, budget)
-    session.effects.has_postponed_reasons = budget.has_postponed
+    session.effects.has_deferred_reasons = budget.has_deferred
 
 
 def _park(
@@ -155,7 +159,7 @@ def _write_classes(session: Session, budget: _Budget) -> None:
     def is_as_good(group: GroupState, verdicts: Blockers) -> bool:
         return _is_as_good(group.record.status.reasons, verdicts[:MOST_REASONS_KEPT])
 
-    tell_classes(session, write, is_as_good, budget.postpones)
+    tell_classes(session, write, is_as_good, budget.defers)
 
 
 def _write(session: Session, group: GroupState, verdicts: tuple[Verdict, ...]) -> None:
@@ -239,30 +243,28 @@ class CycleReport:
         return self._due[0]
 
 
-#: While sessions follow each other, what only informs people is written at this interval: changed
-#: reasons, and that groups run. Each such write costs as much as a start, and most groups that
-#: start or end within the interval need none.
-TELL_EVERY_MS = 500
+class StatusWrites:
+    """When a scheduler writes status that only informs people: changed reasons, and that groups
+    run. While sessions follow each other, that is once in `DEFERRED_MS`, by a steady clock (ms).
 
-
-class Telling:
-    """When the next session of a scheduler tells all, in the milliseconds of a steady clock."""
+    Each such write costs as much as a start, and most groups that start or end by then need none.
+    """
 
     def __init__(self) -> None:
         self._at: int | None = None
 
     def is_due(self, now_ms: int) -> bool:
-        """Return whether a session that begins now tells all."""
+        """Return whether a session that begins now writes it."""
         return self._at is None or self._at <= now_ms
 
-    def told(self, report: CycleReport, now_ms: int) -> None:
-        """Note the outcome of a session that has told all, and began at `now_ms`."""
+    def note(self, report: CycleReport, now_ms: int) -> None:
+        """Note the outcome of a session that has written it, and began at `now_ms`."""
         if any(map(_only_informs, report.intents)):
-            self._at = now_ms + TELL_EVERY_MS
+            self._at = now_ms + DEFERRED_MS
 
     def due_in_ms(self, report: CycleReport, now_ms: int) -> int | None:
-        """Return when what a session has postponed is due; None if it has not."""
-        if self._at is None or not report.session.effects.has_postponed_reasons:
+        """Return when what a session has deferred is due; None if it has not."""
+        if self._at is None or not report.session.effects.has_deferred_reasons:
             return None
         return max(1, self._at - now_ms)
 
@@ -300,11 +302,11 @@ class Cycle:
         """Use another scheduler from the next cycle on; not to be called during a cycle."""
         self._scheduler = scheduler
 
-    def run_once(self, epoch: int | None = None, *, tells_all: bool = True) -> CycleReport:
+    def run_once(self, epoch: int | None = None, *, writes_status: bool = True) -> CycleReport:
         """Run one cycle, as the leader of `epoch`.
 
-        Without `tells_all`, what only informs people may be left to a later cycle: changed reasons,
-        and that a group runs.
+        Without `writes_status`, status that only informs people may be deferred to a later cycle:
+        changed reasons, and that a group runs.
 
         Raises StoreUnavailable if the store cannot be read, or it is unknown whether it was
         written; the next cycle then reads what became of that.
@@ -313,9 +315,9 @@ class Cycle:
         snapshot = self._snapshot()
         if (last := self._at_rest(snapshot, started_at)) is not None:
             return last
-        session = self._scheduler.decide(snapshot, started_at, tells_all=tells_all)
+        session = self._scheduler.decide(snapshot, started_at, writes_status=writes_status)
         report = self._commit(session, epoch)
-        decides = report.intents or session.effects.has_postponed_reasons
+        decides = report.intents or session.effects.has_deferred_reasons
         is_quiet = not decides and not report.commit.applied and not report.commit.refused
         self._quiet = (self._scheduler, report) if is_quiet else None
         return report
@@ -379,10 +381,10 @@ class Scheduler:
         default_factory=InadmissibleGroups, repr=False, compare=False
     )
 
-    def decide(self, snapshot: Snapshot, now_ms: int, *, tells_all: bool = True) -> Session:
+    def decide(self, snapshot: Snapshot, now_ms: int, *, writes_status: bool = True) -> Session:
         """Run a whole session: controllers, actions, reasons. Pure."""
         session = self._open(snapshot, now_ms, self._inadmissible, self._carried)
-        session.effects.postpones = not tells_all
+        session.effects.defers_status = not writes_status
         settle(session)
         session.line_up()
         session.begin_actions()

@@ -78,6 +78,7 @@ from batchq.core.session.transitions import (
 )
 from batchq.scheduler.admission_checks import apply_checks
 from batchq.scheduler.timers import (
+    DEFERRED_MS,
     lease_over_at,
     needing_action,
     note_settled,
@@ -87,8 +88,6 @@ from batchq.scheduler.timers import (
 )
 
 _RUNS = frozenset({PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN})
-#: By then, a group that runs is shown as Running (ms).
-SHOWN_WITHIN_MS = 500
 
 
 def settle(session: Session) -> None:
@@ -370,8 +369,8 @@ def _follow_pods(
     settings, now_ms = statement.session.settings, statement.session.now_ms
     status = group.status
     match group.phase, enough:
-        case PodGroupPhase.IN_QUEUE, True if _may_show_later(statement.session, group, progress):
-            group.settled_until = (statement.session.pending.generation, now_ms + SHOWN_WITHIN_MS)
+        case PodGroupPhase.IN_QUEUE, True if _may_defer_running(statement.session, group, progress):
+            group.settled_until = (statement.session.pending.generation, now_ms + DEFERRED_MS)
         case ((PodGroupPhase.IN_QUEUE | PodGroupPhase.UNKNOWN), True):
             move_group(statement, group, PodGroupPhase.RUNNING)
         case PodGroupPhase.RUNNING, False:
@@ -394,12 +393,12 @@ def _follow_pods(
                 roll_back(statement, group, Leaving.RECOVERY_TIMEOUT, message)
 
 
-def _may_show_later(session: Session, group: GroupState, progress: GroupProgress) -> bool:
+def _may_defer_running(session: Session, group: GroupState, progress: GroupProgress) -> bool:
     """Return whether a group that runs may be shown as InQueue a little longer, as no decision
     depends on it: a short one then ends without a write of its own for that.
     """
     spec = group.record.spec
-    if not session.effects.postpones or group.settled_until is not None:
+    if not session.effects.defers_status or group.settled_until is not None:
         return False
     if group.status is not group.record.status or spec.walltime is not None:
         return False

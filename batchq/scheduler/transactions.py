@@ -186,7 +186,7 @@ def _holders_before(group: GroupState) -> Holders:
     status = group.record.status
     if status.charge and not status.pledge.owed and status.charge_path == group.chain[1:-1]:
         # The usual case: its queue is where it was.
-        return {f"group:{group.uid}": (group.scopes, status.charge)}
+        return holders_of(group.uid, group.scopes, status.charge, {})
     return holders_in_store(group.record)
 
 

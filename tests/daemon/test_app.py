@@ -176,7 +176,7 @@ class BrokenCycle(Cycle):
     def __init__(self) -> None:
         """Create it without a store."""
 
-    def run_once(self, epoch: int | None = None, *, tells_all: bool = True) -> CycleReport:
+    def run_once(self, epoch: int | None = None, *, writes_status: bool = True) -> CycleReport:
         raise InvariantBroken("node n1 holds 5 cpu of 4 after Bind(default-train-0)")
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 #: Twice the quick lease: without an answer for this long, a work-horse would end its pod.
 AWAY_S = 4.0
 TENTHS = 70
-#: A lease of which no part is renewed for half a second, and longer than that.
+#: A lease whose renewals are more than half a second apart, and a longer pause.
 SLOW_LEASE, SLOWLY_AWAY_S, SLOW_TENTHS = ("--lease", "6s"), 7.0, 100
 SETTLED_WITHIN_S = 60.0
 

@@ -15,7 +15,7 @@ from batchq.api.node_report import PodAttempt
 from batchq.api.transaction import Transaction, Word
 from batchq.errors import BatchqError, StoreUnavailable
 from batchq.ports import Clock, IdSource, Reader
-from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler, Telling
+from batchq.scheduler.cycle import Cycle, CycleReport, Scheduler, StatusWrites
 from batchq.scheduler.node_reports import NodeReportProcessor
 from batchq.scheduler.transactions import stopped_on
 from tests.faults.server import FaultyStore
@@ -48,7 +48,7 @@ class SchedulerProcess:
         self._clock = clock
         self._report_processor = NodeReportProcessor(store, ids)
         self._cycle = Cycle(store, scheduler, clock, ids)
-        self._telling = Telling()
+        self._status_writes = StatusWrites()
         self._turned = turned
         self._say = say
         self._epoch: int | None = None
@@ -138,12 +138,12 @@ class SchedulerProcess:
         self._turned(saw_all and not refused and not report.intents)
 
     def _run_cycle(self, now_ms: int, epoch: int) -> CycleReport:
-        tells_all = self._telling.is_due(now_ms)
-        report = self._cycle.run_once(epoch, tells_all=tells_all)
-        if tells_all:
-            self._telling.told(report, now_ms)
-        if (tell_in_ms := self._telling.due_in_ms(report, now_ms)) is not None:
-            self._turn_at = min(self._turn_at, now_ms + max(tell_in_ms, _APART_MS))
+        writes_status = self._status_writes.is_due(now_ms)
+        report = self._cycle.run_once(epoch, writes_status=writes_status)
+        if writes_status:
+            self._status_writes.note(report, now_ms)
+        if (status_in_ms := self._status_writes.due_in_ms(report, now_ms)) is not None:
+            self._turn_at = min(self._turn_at, now_ms + max(status_in_ms, _APART_MS))
         return report
 
     def _apply_reports(self, now_ms: int, epoch: int) -> None:

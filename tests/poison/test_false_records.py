@@ -69,9 +69,9 @@ class Recording(Scheduler):
 
     seen: list[tuple[Snapshot, int]] = field(default_factory=list)
 
-    def decide(self, snapshot: Snapshot, now_ms: int, *, tells_all: bool = True) -> Session:
+    def decide(self, snapshot: Snapshot, now_ms: int, *, writes_status: bool = True) -> Session:
         self.seen.append((snapshot, now_ms))
-        return Scheduler.decide(self, snapshot, now_ms, tells_all=tells_all)
+        return Scheduler.decide(self, snapshot, now_ms, writes_status=writes_status)
 
 
 def recording(seed: int) -> Recording:

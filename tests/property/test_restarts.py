@@ -42,7 +42,7 @@ class Restarted(Scheduler):
     parts: dict[bytes, object] = field(default_factory=dict)
     read: dict[str, tuple[PodGroup, PodGroup]] = field(default_factory=dict)
 
-    def decide(self, snapshot: Snapshot, now_ms: int, *, tells_all: bool = True) -> Session:
+    def decide(self, snapshot: Snapshot, now_ms: int, *, writes_status: bool = True) -> Session:
         world = structs.replace(snapshot, groups=self._as_mirrored(snapshot.groups))
         if not self.beside or self.dice.random() < 0.25:
             self.beside[:] = self._anew(), self._anew()
@@ -58,7 +58,7 @@ class Restarted(Scheduler):
         assert _decided(one) == _decided(other)
         if self.dice.random() < 0.2:
             assert _lined_up(one) == _lined_up(other)
-        return super().decide(world, now_ms, tells_all=tells_all)
+        return super().decide(world, now_ms, writes_status=writes_status)
 
     def _anew(self) -> Scheduler:
         most = self.most_written

@@ -73,8 +73,8 @@ class Stack:
         commit = self.store.commit([transaction], request_id=self.ids.new_uid())
         assert commit.refused == ()
 
-    def turn(self, *, tells_all: bool = True) -> CycleReport:
-        return self._cycle.run_once(tells_all=tells_all)
+    def turn(self, *, writes_status: bool = True) -> CycleReport:
+        return self._cycle.run_once(writes_status=writes_status)
 
     def until_idle(self) -> list[CycleReport]:
         reports = [self.turn()]

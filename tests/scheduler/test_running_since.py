@@ -88,20 +88,20 @@ def started(stack: Stack, **spec: Any) -> None:
     stack.start_pods()
 
 
-def test_a_session_that_postpones_shows_a_group_as_running_half_a_second_later(
+def test_a_session_that_defers_status_shows_a_group_as_running_half_a_second_later(
     stack: Stack,
 ) -> None:
     started(stack)
     started_at = stack.clock.at_ms
-    turn = stack.turn(tells_all=False)
+    turn = stack.turn(writes_status=False)
     assert turn.intents == ()
     assert turn.next_due_at == started_at + 500
     stack.clock.at_ms += 499
-    assert stack.turn(tells_all=False).intents == ()
+    assert stack.turn(writes_status=False).intents == ()
     assert stack.group("g").status.phase == PodGroupPhase.IN_QUEUE
 
     stack.clock.at_ms += 1
-    stack.turn(tells_all=False)
+    stack.turn(writes_status=False)
     status = stack.group("g").status
     assert (status.phase, status.started_at) == (PodGroupPhase.RUNNING, started_at)
 
@@ -109,10 +109,10 @@ def test_a_session_that_postpones_shows_a_group_as_running_half_a_second_later(
 def test_a_group_that_ends_before_it_was_shown_as_running_has_its_start(stack: Stack) -> None:
     started(stack)
     started_at = stack.clock.at_ms
-    stack.turn(tells_all=False)
+    stack.turn(writes_status=False)
     stack.clock.at_ms += 200
     stack.end_pods()
-    turn = stack.turn(tells_all=False)
+    turn = stack.turn(writes_status=False)
     assert [type(one).__name__ for one in turn.intents] == ["FinishGroup"]
     status = stack.group("g").status
     assert (status.phase, status.started_at) == (PodGroupPhase.COMPLETED, started_at)
@@ -137,10 +137,10 @@ def test_an_external_group_that_ends_unseen_has_run_since_its_claim(stack: Stack
     claimed_at = stack.clock.at_ms
     token = claim(stack)
     report(stack, token, "running")
-    assert stack.turn(tells_all=False).intents == ()
+    assert stack.turn(writes_status=False).intents == ()
     stack.clock.at_ms += 200
     report(stack, token, "succeeded")
-    stack.turn(tells_all=False)
+    stack.turn(writes_status=False)
     status = stack.group("e").status
     assert (status.phase, status.started_at) == (PodGroupPhase.COMPLETED, claimed_at)
 
@@ -150,5 +150,5 @@ def test_a_start_on_which_decisions_depend_is_shown_at_once(
     stack: Stack, spec: dict[str, Any]
 ) -> None:
     started(stack, **spec)
-    stack.turn(tells_all=False)
+    stack.turn(writes_status=False)
     assert stack.group("g").status.phase == PodGroupPhase.RUNNING

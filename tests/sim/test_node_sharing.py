@@ -389,10 +389,12 @@ def test_no_session_breaks_what_a_group_asks_of_its_nodes_and_all_end(
     """Nor does a scheduler that was restarted and decides without memory."""
     decide, sessions = Scheduler.decide, Counter[str]()
 
-    def watched(self: Scheduler, snapshot: Snapshot, now_ms: int, *, tells_all: bool) -> Session:
+    def watched(
+        self: Scheduler, snapshot: Snapshot, now_ms: int, *, writes_status: bool
+    ) -> Session:
         if sessions.total() % 4 == 0:
             assert judged(decide(self.without_memory(), snapshot, now_ms)) == []
-        session = decide(self, snapshot, now_ms, tells_all=tells_all)
+        session = decide(self, snapshot, now_ms, writes_status=writes_status)
         sessions["all"] += 1
         assert judged(session) == []
         return session
@@ -409,8 +411,10 @@ def test_no_group_waits_at_rest_while_nodes_would_take_its_gang(
 ) -> None:
     decide, rests = Scheduler.decide, Counter[bool]()
 
-    def watched(self: Scheduler, snapshot: Snapshot, now_ms: int, *, tells_all: bool) -> Session:
-        session = decide(self, snapshot, now_ms, tells_all=tells_all)
+    def watched(
+        self: Scheduler, snapshot: Snapshot, now_ms: int, *, writes_status: bool
+    ) -> Session:
+        session = decide(self, snapshot, now_ms, writes_status=writes_status)
         at_rest = not session.intents
         rests[at_rest] += 1
         assert not at_rest or idle_places(session) == []

@@ -52,7 +52,7 @@ def test_limits_change_at_a_revision_that_no_reader_has_passed(
 
 @pytest.fixture
 def unmended(redis_store: RedisStore) -> RedisStore:
-    """Return a store of which nobody repairs what is damaged."""
+    """Return a store in which no leader repairs damage."""
     redis_store.link.waits_for_mending = False
     return redis_store
 

@@ -57,9 +57,9 @@ class Judged(Scheduler):
     instants: Instants | None = None
     last: list[Session] = field(default_factory=list)
 
-    def decide(self, snapshot: Snapshot, now_ms: int, *, tells_all: bool = True) -> Session:
+    def decide(self, snapshot: Snapshot, now_ms: int, *, writes_status: bool = True) -> Session:
         before = self.open(snapshot, now_ms)
-        after = super().decide(snapshot, now_ms, tells_all=tells_all)
+        after = super().decide(snapshot, now_ms, writes_status=writes_status)
         self.last[:] = [after]
         for rule in (*AFTER_EVERY_SESSION, *AFTER_EVERY_SESSION_WITH_CHECKS):
             rule(before, after)

@@ -172,7 +172,6 @@ def _bends(parts: Sequence[QueuePart]) -> list[tuple[int, int, int]]:
 
 
 _WITH_PODS = APART - {PODS}
-_NOTHING: Amounts = {}
 
 
 def fair_shares(session: Session) -> FairShares:
@@ -203,12 +202,12 @@ def comparable(session: Session, names: Iterable[str]) -> list[str]:
 
 def share_of_queue(session: Session, queue: str) -> Share:
     """Return a queue's dominant share now; `pods` counts only if the queue states it."""
-    held = session.ledger.sums.get(queue_scope(queue), _NOTHING)
+    held = session.ledger.sums.get(queue_scope(queue), {})
     apart = APART
     if session.tree.deserves_pods:
         record = session.tree.records.get(queue)
         apart = _WITH_PODS if record is not None and PODS in record.spec.deserved else APART
-    return share_of(held, deserved_of_queues(session).get(queue, _NOTHING), apart=apart)
+    return share_of(held, deserved_of_queues(session).get(queue, {}), apart=apart)
 
 
 def note_admission(session: Session, group: GroupState) -> None:

@@ -353,10 +353,10 @@ class Effects:
         self.before: dict[str, tuple[PodGroupStatus, dict[str, Pod]]] = {}
         #: The number of intents before the actions.
         self.first_intent = 0
-        #: Whether what only informs people may be left to a later session.
-        self.postpones = False
+        #: Whether status that only informs people may be written by a later session.
+        self.defers_status = False
         #: Whether some groups keep their stored reasons although these have changed.
-        self.has_postponed_reasons = False
+        self.has_deferred_reasons = False
         self._actions_run = False
 
     def begin_actions(self, intents: int) -> None:
@@ -436,7 +436,6 @@ class Session:
         self.victims = PledgedVictims()
         self.plugins = plugins
         self._group_orders = plugins.points["groupOrder"]
-        self._queue_orders = plugins.points["queueOrder"]
         self.gates_hold = Rule.SCHEDULING_GATES in plugins.enforced
         self.pending = PendingGroups(
             inadmissible,
@@ -564,7 +563,7 @@ class Session:
 
     def queue_orders(self, queue: QueueState) -> list[Any]:
         """Return the plugins' keys of a queue."""
-        return [entry.function(self, queue) for entry in self._queue_orders]
+        return [entry.function(self, queue) for entry in self.plugins.points["queueOrder"]]
 
     def queue_age(self, queue: QueueState) -> Key:
         """Return the end of every `level_key` of a queue, which does not change in a session."""

@@ -67,7 +67,6 @@ _SUFFIXES = (
     *(_TOKEN, _HOSTS, _PEERS, _STARTED, _DRAFT, _SUFFIX, _STOP, _STOP_DRAFT),
     *(".unsent", ".unsent-draft", _HYDRA_HOSTS, _SHELL),
 )
-_READ_BYTES = 64 << 10
 #: From this many attempts on, the folder is listed to find their files.
 _MANY = 4
 
@@ -253,7 +252,8 @@ class RunFiles:
         path, draft = f"{self._directory}/{stem}{_SUFFIX}", f"{self._directory}/{stem}{_DRAFT}"
         for one in (path, draft, path):
             try:
-                return _last_record(_content(one))
+                with open(one, "rb") as file:  # noqa: PTH123
+                    return _last_record(file.read())
             except FileNotFoundError:
                 continue
             except (OSError, msgspec.MsgspecError) as trouble:
@@ -370,17 +370,6 @@ def _append(path: str, data: bytes) -> None:
             data = data[os.write(file, data) :]
     finally:
         os.close(file)
-
-
-def _content(path: str) -> bytes:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    parts: list[bytes] = []
-    try:
-        while part := os.read(file, _READ_BYTES):
-            parts.append(part)
-    finally:
-        os.close(file)
-    return b"".join(parts)
 
 
 def _last_record(content: bytes) -> RunFile:

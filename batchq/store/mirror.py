@@ -8,15 +8,16 @@ past the reader, or the server has lost writes. Then the mirror lists again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic, monotonic_ns
 from typing import Any, TypeAlias, cast
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import KINDS, Node, Object, PodGroup, Unreadable
+from batchq.api.transaction import Transaction
 from batchq.api.views import Change
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import StoreUnavailable
@@ -85,13 +86,49 @@ def after_change(revision: int) -> str:
 IsWanted: TypeAlias = Callable[[str, str, bytes], bool]
 
 
+class OwnWrites:
+    """Objects that this process has written and not read yet: their bytes need not be decoded.
+
+    Any thread may note what it is about to write. One thread takes.
+    """
+
+    def __init__(self) -> None:
+        self._written: dict[tuple[str, str], tuple[bytes, Object]] = {}
+
+    def note(self, transaction: Transaction, values: Sequence[bytes]) -> None:
+        """Note the objects that a transaction writes, and the bytes that it stores of them."""
+        if len(self._written) >= CHANGES_A_TRIP:
+            # Nobody reads them.
+            self._written.clear()
+        left = iter(values)
+        for write in transaction.writes:
+            if write.value is not None:
+                self._written[write.kind, write.key] = next(left), write.value
+
+    def forget(self, transaction: Transaction) -> None:
+        """Forget a transaction that was refused."""
+        for write in transaction.writes:
+            self._written.pop((write.kind, write.key), None)
+
+    def take(self, kind: str, key: str, stored: bytes, revision: int) -> Object | None:
+        """Return the object whose stored bytes these are, once; None if they are not known."""
+        known = self._written.pop((kind, key), None)
+        # Another process may have written in between.
+        if known is None or not stored.endswith(known[0]):
+            return None
+        item = known[1]
+        return structs.replace(item, metadata=structs.replace(item.metadata, revision=revision))
+
+
 def read_changes(
     reply: Any,
     after: int,
     decode: Decode = records.read_object,
     is_wanted: IsWanted | None = None,
+    own: OwnWrites | None = None,
 ) -> list[Change]:
-    """Return the (wanted) changes in an XREAD's reply, decoding objects by `decode`.
+    """Return the (wanted) changes in an XREAD's reply, decoding objects by `decode`, except those
+    that this process has written itself.
 
     Raises Trimmed if the first entry does not follow `after`, or if batchq cannot have written one
     of them: then the stored objects are read instead.
@@ -101,7 +138,7 @@ def read_changes(
         if read and _revision_of(read[0][0]) != after + 1:
             raise Trimmed
         return [
-            _change(raw_id, fields, decode)
+            _change(raw_id, fields, decode, own)
             for raw_id, fields in read
             if is_wanted is None or _is_wanted(fields, is_wanted)
         ]
@@ -120,12 +157,17 @@ def _revision_of(raw_id: bytes) -> int:
     return int(raw_id.split(b"-")[0])
 
 
-def _change(raw_id: bytes, fields: dict[bytes, bytes], decode: Decode) -> Change:
+def _change(
+    raw_id: bytes, fields: dict[bytes, bytes], decode: Decode, own: OwnWrites | None
+) -> Change:
     kind, key, value = fields[b"kind"].decode(), key_of_field(fields[b"key"]), fields[b"value"]
     if kind not in KINDS:
         raise ValueError(kind)
     revision, id_ = _revision_of(raw_id), raw_id.decode()
-    item = read_record(kind, key, value, decode) if value else None
+    item: Object | Unreadable | None = None
+    if value:
+        known = None if own is None else own.take(kind, key, value, revision)
+        item = known or read_record(kind, key, value, decode)
     unreadable = item if isinstance(item, Unreadable) else None
     return Change(
         kind=kind,
@@ -164,6 +206,7 @@ class Mirror:
         #: Pods that have changed since their leases were evaluated.
         self._moved: set[str] = set()
         self._reader = SharingReader()
+        self.own_writes = OwnWrites()
         self._table = ObjectTable()
         #: New groups, while they are taken up in turns.
         self._arrivals: Arrivals | None = None
@@ -413,7 +456,7 @@ class Mirror:
             if revision < after:
                 self._repairs[keys.REVISION, revision] = monotonic()
                 raise Trimmed
-            changes = read_changes(reply, after, self._reader.read)
+            changes = read_changes(reply, after, self._reader.read, own=self.own_writes)
             if not changes and revision != after:
                 raise Trimmed
             for change in changes:

@@ -40,6 +40,7 @@ from batchq.store.mirror import (
     IsWanted,
     Mirror,
     MirrorDifference,
+    OwnWrites,
     Trimmed,
     after_change,
     read_changes,
@@ -92,13 +93,14 @@ def calls_of(
     acknowledged: Sequence[AcknowledgedReport | None] = (),
     audits: Sequence[bytes] = (),
     deliverer: Deliverer | None = None,
+    own: OwnWrites | None = None,
 ) -> Iterator[Sequence[Asked]]:
     """Yield the calls of the script, each within the bounds and naming the one before it; encoded
     one by one, since all of a large commit at once may exceed this process's memory.
 
     Each is followed by the removal of the reports that its applied transactions acknowledge, and by
     the delivery of what they bind if there is a `deliverer`. `audits` has an audit record for each
-    transaction, written with it.
+    transaction, written with it. `own` notes what is written.
     """
     kinds = records.kinds_of(transactions)
     places = records.places_of(kinds)
@@ -106,21 +108,24 @@ def calls_of(
     former, begin = "", 0
     written = (records.write_transaction(well_formed(one), places) for one in transactions)
     for place, some in enumerate(_parts(transactions, written)):
-        own = keys.request(f"{request_id}.{place}")
+        request = keys.request(f"{request_id}.{place}")
+        if own is not None:
+            for transaction, one in zip(transactions[begin : begin + len(some)], some, strict=True):
+                own.note(transaction, one.values)
         audit_keys = (keys.AUDIT, keys.ACCESS_STATE) if audits else ()
-        names = (own, *(name or own for name in needed), *audit_keys)
+        names = (request, *(name or request for name in needed), *audit_keys)
         values = chain.from_iterable(one.values for one in some)
         audited = audits[begin : begin + len(some)]
         call: Call = (names, (records.joined(some), *arguments, former, *values, *audited))
         behind = [
             (scripts.ACKNOWLEDGE, one)
-            for one in removals(own, acknowledged[begin : begin + len(some)])
+            for one in removals(request, acknowledged[begin : begin + len(some)])
         ]
         if deliverer is not None:
-            handed = deliverer(own, transactions[begin : begin + len(some)])
+            handed = deliverer(request, transactions[begin : begin + len(some)])
             behind += [(scripts.DELIVER, one) for one in handed]
         yield [(scripts.COMMIT, call), *behind]
-        former, begin = own, begin + len(some)
+        former, begin = request, begin + len(some)
 
 
 def size_of(asked: Sequence[Asked]) -> int:
@@ -536,6 +541,8 @@ class RedisStore:
             acknowledged=acknowledged,
             audits=() if self.auditor is None else [self.auditor(one) for one in transactions],
             deliverer=self.deliverer,
+            # Only a scheduler reads all changes.
+            own=None if epoch is None else self._mirror.own_writes,
         )
         for trip in in_trips(asked, size_of):
             replies, handed = self._run_commit(trip, transactions, led=epoch is not None)
@@ -548,6 +555,8 @@ class RedisStore:
         if not transactions:
             revision = self._revision()
         commit = commit_of(transactions, answers, revision)
+        for refusal in commit.refused:
+            self._mirror.own_writes.forget(refusal.transaction)
         return structs.replace(commit, delivered=delivered) if delivered else commit
 
     def _run_commit(

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
+from batchq.api.objects import Metadata, Object, Queue, QueueSpec
+from batchq.api.transaction import Transaction
 from batchq.daemon.leader import Mender
 from batchq.store.redis import MirrorDifference, RedisStore, Trimmed
 from batchq.system import RandomIds
@@ -48,6 +50,73 @@ def test_a_reader_behind_the_trimmed_stream_lists_again(
     writer.close()
     assert len(names(reader)) == 1_000
     assert list(reader.compare()) == []
+
+
+class Decoded:
+    """Notes which objects are decoded."""
+
+    def __init__(self, store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        reader = store.mirror._reader
+        read = reader.read
+
+        def noting(kind: str, stored: bytes) -> Object:
+            item = read(kind, stored)
+            self.names.append(item.metadata.name)
+            return item
+
+        monkeypatch.setattr(reader, "read", noting)
+
+
+def weighing(weight: int, expect: int = 0) -> Transaction:
+    """Write the queue `a` with this weight."""
+    return writing(
+        put(Queue(metadata=Metadata(name="a"), spec=QueueSpec(weight=weight)), expect=expect)
+    )
+
+
+def test_a_leader_does_not_decode_what_it_wrote_itself(
+    redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch = redis_store.lead("me", 60_000)
+    decoded = Decoded(redis_store, monkeypatch)
+    redis_store.snapshot()
+    redis_store.commit([weighing(3)], request_id="1", epoch=epoch)
+    [mirrored] = redis_store.snapshot().queues
+    assert decoded.names == []
+    assert mirrored == redis_store.get("Queue", "a")
+    assert (mirrored.spec.weight, mirrored.metadata.revision) == (3, 1)
+
+
+def test_a_leader_decodes_what_another_process_wrote_after_it(
+    redis_store: RedisStore,
+    open_redis: Callable[[], RedisStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    epoch = redis_store.lead("me", 60_000)
+    decoded = Decoded(redis_store, monkeypatch)
+    redis_store.snapshot()
+    redis_store.commit([weighing(3)], request_id="1", epoch=epoch)
+    open_redis().commit([weighing(5, expect=1)], request_id="2")
+    [mirrored] = redis_store.snapshot().queues
+    assert (mirrored.spec.weight, mirrored.metadata.revision) == (5, 2)
+    assert decoded.names == ["a"]
+
+
+def test_a_refused_write_of_a_leader_is_not_taken_for_what_is_stored(
+    redis_store: RedisStore,
+    open_redis: Callable[[], RedisStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    epoch = redis_store.lead("me", 60_000)
+    decoded = Decoded(redis_store, monkeypatch)
+    redis_store.snapshot()
+    open_redis().commit([weighing(5)], request_id="1")
+    refused = redis_store.commit([weighing(5)], request_id="2", epoch=epoch)
+    assert len(refused.refused) == 1
+    [mirrored] = redis_store.snapshot().queues
+    assert (mirrored.spec.weight, mirrored.metadata.revision) == (5, 1)
+    assert decoded.names == ["a"]
 
 
 def test_an_emptied_server_is_noticed(redis_store: RedisStore, raw: redis.Redis) -> None:

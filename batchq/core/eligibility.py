@@ -134,6 +134,8 @@ def pause_ms(settings: Settings, former: int) -> int:
 
 def stops_of(session: Session, group: GroupState) -> list[tuple[str, str]]:
     """Return the stopped queues among its queue and those above, as (name, stop policy)."""
+    if not session.tree.has_stops:
+        return []
     above = [session.queues.get(name) for name in reversed(group.chain)]
     stated = [(queue.name, queue.record.spec.stop_policy) for queue in above if queue is not None]
     return [(name, policy) for name, policy in stated if policy != "None"]

@@ -454,15 +454,13 @@ def roll_back_over_limits(session: Session) -> None:
     in_queue = [
         group for group in session.unsettled() if _may_leave(group) and group.status.reservation
     ]
-    if not in_queue:
-        return
-    in_queue.sort(key=session.group_key, reverse=True)
-    last_first: dict[str, list[GroupState]] = {}
-    for group in in_queue:
-        for scope in group.scopes:
-            last_first.setdefault(scope, []).append(group)
-    for scope in sorted(last_first):
-        _cut(session, scope, last_first[scope])
+    scopes = sorted({scope for group in in_queue for scope in group.scopes})
+    # As a rule, no limit was reduced.
+    over = [scope for scope in scopes if _excess(session, scope)]
+    if over:
+        in_queue.sort(key=session.group_key, reverse=True)
+    for scope in over:
+        _cut(session, scope, [group for group in in_queue if scope in group.scopes])
 
 
 def _cut(session: Session, scope: str, last_first: list[GroupState]) -> None:
@@ -553,6 +551,8 @@ def roll_back_unplaceable(session: Session) -> None:
 
 def reported_progress(group: GroupState) -> GroupProgress:
     """Return the progress by the reports on single pods; reports on the whole are in the claim."""
+    if not group.status.reported:
+        return _NONE_REPORTED
     counts = Counter(group.status.reported.values())
     failed = sorted(name for name, phase in group.status.reported.items() if phase == "Failed")
     return GroupProgress(
@@ -751,6 +751,9 @@ def _how_it_failed(pod: Pod) -> str:
         else f"was ended by signal {status.signal}"
     )
     return f"{how} ({status.message})" if status.message and status.message != how else how
+
+
+_NONE_REPORTED = GroupProgress(running=0, succeeded=0, failed=0)
 
 
 def remaining_reservation(group: GroupState, progress: GroupProgress) -> Amounts:

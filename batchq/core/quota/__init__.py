@@ -37,6 +37,8 @@ class QueueTree:
         self.all_reclaimable = all(one.spec.reclaimable for one in self.records.values())
         #: Whether any queue requires admission checks.
         self.asks_for_checks = any(one.spec.admission_checks for one in self.records.values())
+        #: Whether any queue is stopped.
+        self.has_stops = any(one.spec.stop_policy != "None" for one in self.records.values())
         #: Whether any queue states how many pods it deserves.
         self.deserves_pods = any(PODS in one.spec.deserved for one in self.records.values())
         self._chains: dict[str, tuple[str, ...]] = {}

@@ -27,11 +27,15 @@ from batchq.core.session.state import (
     recorded_reasons,
 )
 
+#: Of how many emptied classes a queue keeps the lasting findings.
+_MOST_FORMER = 256
+
 
 class PendingQueue:
     """The waiting groups of one queue, in order: equivalence classes, and single groups."""
 
     __slots__ = (
+        "_former",
         "_key",
         "_sorted",
         "classes",
@@ -55,6 +59,8 @@ class PendingQueue:
         self.singles: dict[str, GroupState] = {}
         #: The sum of the requests of the classes that count in the demand.
         self.demand: dict[str, int] = {}
+        #: Classes that have become empty: groups with equal requests often follow.
+        self._former: dict[Key, EquivalenceClass] = {}
         self._sorted: list[GroupState] | None = None
         self._key: Callable[[GroupState], Key] = _by_key
 
@@ -101,6 +107,8 @@ class PendingQueue:
         peers = self.classes.get(key)
         if peers is None:
             peers = self.classes[key] = self.unparked[key] = EquivalenceClass(key, group.queue)
+            if (former := self._former.pop(key, None)) is not None:
+                peers.take_over(former)
             self.kinds.setdefault(kind_of(group), {})[key] = peers
         group.peers, group.line_key = peers, line_key
         peers.members.add(line_key, group)
@@ -138,6 +146,9 @@ class PendingQueue:
 
     def _forget(self, peers: EquivalenceClass, kind: Key) -> None:
         """Remove a class that has become empty."""
+        if len(self._former) >= _MOST_FORMER:
+            self._former.clear()
+        self._former[peers.asks] = peers
         for classes in (self.classes, self.unparked, self.unwritten, self.kinds[kind]):
             classes.pop(peers.asks, None)
         if not self.kinds[kind]:

@@ -707,6 +707,13 @@ class EquivalenceClass:
         #: Whether its requests count in the demand of its queue.
         self.in_demand = False
 
+    def take_over(self, former: EquivalenceClass) -> None:
+        """Take over why groups with equal requests were ineligible, and the headroom for one: both
+        show for how long they are valid.
+        """
+        self.ineligible, self.ineligible_in = former.ineligible, former.ineligible_in
+        self.headroom = former.headroom
+
     def __len__(self) -> int:
         return len(self.members)
 

@@ -50,7 +50,7 @@ from batchq.core.session.state import GroupState, is_admitted
 from batchq.errors import InvalidInput
 from batchq.ports import Reader
 from batchq.scheduler.cycle import Scheduler
-from batchq.store.rules import NOTHING, refuse_charges, weigh
+from batchq.store.rules import refuse_charges, weigh
 
 if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
@@ -119,7 +119,7 @@ def check_objects_allowed(
             return {POD_GROUPS: per_namespace * ONE_GROUP}
         return stated[scope] if scope in stated else _allowed(snapshot, scope)
 
-    weighed = weigh(transaction.charges, lambda holder: NOTHING)
+    weighed = weigh(transaction.charges, {})
     answer = refuse_charges(weighed, sums, limits, 1000)
     if answer is not None and answer.word is not Word.OK:
         raise explain_refusal(Refusal(transaction=transaction, answer=answer))

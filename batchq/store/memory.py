@@ -60,23 +60,29 @@ SMALL = CHUNK // 4
 ROOMY = CHUNK * 3 // 4
 #: A group with more pods than this keeps a row of its own for them; most groups have few.
 MANY = CHUNK
-#: Up to this many touched keys are kept; beyond it, chunks are compared.
-MOST_TOUCHED = 16
+#: So many changes of a row wait at most. Beyond it, chunks are compared to find all changes since
+#: the last view.
+MOST_WAITING = 16
 
 
 class ObjectRow(Generic[T]):
-    """Items in the order of their keys; a change costs one chunk, a view a list of chunks."""
+    """Items in the order of their keys; a change costs one chunk, a view a list of chunks.
 
-    __slots__ = ("_chunks", "_rows", "_seen", "_size", "_touched")
+    Changes wait until the next view, or until they are many: a key that changes twice by then costs
+    one.
+    """
+
+    __slots__ = ("_chunks", "_rows", "_seen", "_size", "_touched", "_waiting")
 
     def __init__(self) -> None:
         self._chunks: list[Chunk[T]] = []
         self._size = 0
         self._rows: Rows[T] | None = Rows()
-        #: The rows that were last handed out, and the keys touched since, each with its item then
-        #: and now; None: too many.
+        #: The keys whose changes are not in the chunks yet, each with its item there and now.
+        self._waiting: dict[str, tuple[T | None, T | None]] = {}
+        #: The rows that were last handed out, and whether all changes since then are waiting.
         self._seen: Rows[T] = self._rows
-        self._touched: dict[str, tuple[T | None, T | None]] | None = {}
+        self._touched = True
 
     def __len__(self) -> int:
         return self._size
@@ -85,90 +91,99 @@ class ObjectRow(Generic[T]):
         """Replace all items by these."""
         self._chunks = chunks_of(known)
         self._size = len(known)
-        self._rows, self._touched = None, None
+        self._rows, self._waiting, self._touched = None, {}, False
 
     def put(self, key: str, item: T) -> T | None:
         """Add or replace the item of a key; return the former item."""
-        former = self._put(key, item)
-        self._touch(key, former, item)
+        former = self.get(key)
+        self.exchange(key, former, item)
         return former
 
-    def _put(self, key: str, item: T) -> T | None:
+    def remove(self, key: str) -> T | None:
+        """Remove the item of a key, and return it; None if there is none."""
+        former = self.get(key)
+        self.exchange(key, former, None)
+        return former
+
+    def exchange(self, key: str, former: T | None, item: T | None) -> None:
+        """Replace the item of a key, which is `former` now; None means no item."""
+        if former is item:
+            return
+        if former is None:
+            self._size += 1
+        elif item is None:
+            self._size -= 1
+        self._rows, waiting = None, self._waiting
+        known = waiting.get(key)
+        waiting[key] = (former if known is None else known[0], item)
+        if len(waiting) > MOST_WAITING:
+            self._settle()
+            self._touched = False
+
+    def _settle(self) -> None:
+        """Put the waiting changes into the chunks."""
+        for key, (stored, item) in self._waiting.items():
+            if item is not None:
+                self._put(key, item)
+            elif stored is not None:
+                self._remove(key)
+        self._waiting = {}
+
+    def _put(self, key: str, item: T) -> None:
         if not self._chunks:
-            self._exchange(0, 0, chunk_of((key,), (item,)))
-            self._size = 1
-            return None
+            self._chunks = [chunk_of((key,), (item,))]
+            return
         at = place_of(self._chunks, key)
         chunk = self._chunks[at]
         place = bisect_left(chunk.keys, key)
         if place < len(chunk.keys) and chunk.keys[place] == key:
-            former = chunk.items[place]
-            if former is not item:
-                items = chunk.items[:place] + (item,) + chunk.items[place + 1 :]  # noqa: RUF005
-                # Keep the same keys tuple: a comparison of two chunks then sees that only items
-                # changed.
-                self._exchange(at, 1, Chunk(chunk.first, chunk.keys, items))
-            return former
-        self._size += 1
+            items = chunk.items[:place] + (item,) + chunk.items[place + 1 :]  # noqa: RUF005
+            # Keep the same keys tuple: a comparison of two chunks then sees that only items
+            # changed.
+            self._chunks[at] = Chunk(chunk.first, chunk.keys, items)
+            return
         if place == CHUNK and at == len(self._chunks) - 1:
             # Adding in order of key fills chunks and splits none.
-            self._exchange(at + 1, 0, chunk_of((key,), (item,)))
-            return None
+            self._chunks.append(chunk_of((key,), (item,)))
+            return
         # Slices are copied as blocks, which unpacking them does not do.
         keys = chunk.keys[:place] + (key,) + chunk.keys[place:]  # noqa: RUF005
         items = chunk.items[:place] + (item,) + chunk.items[place:]  # noqa: RUF005
         if len(keys) <= CHUNK:
-            self._exchange(at, 1, Chunk(keys[0], keys, items))
-            return None
+            self._chunks[at] = Chunk(keys[0], keys, items)
+            return
         half = len(keys) // 2
         halves = chunk_of(keys[:half], items[:half]), chunk_of(keys[half:], items[half:])
-        self._exchange(at, 1, *halves)
-        return None
+        self._chunks[at : at + 1] = halves
 
-    def remove(self, key: str) -> T | None:
-        """Remove the item of a key, and return it; None if there is none."""
-        former = self._remove(key)
-        self._touch(key, former, None)
-        return former
-
-    def _remove(self, key: str) -> T | None:
-        if not self._chunks:
-            return None
+    def _remove(self, key: str) -> None:
         at = place_of(self._chunks, key)
         chunk = self._chunks[at]
         place = bisect_left(chunk.keys, key)
-        if place == len(chunk.keys) or chunk.keys[place] != key:
-            return None
-        self._size -= 1
         keys = chunk.keys[:place] + chunk.keys[place + 1 :]
         items = chunk.items[:place] + chunk.items[place + 1 :]
         if not keys:
-            self._exchange(at, 1)
+            del self._chunks[at]
         elif len(keys) >= SMALL or not self._join(at, keys, items):
-            self._exchange(at, 1, Chunk(keys[0], keys, items))
-        return chunk.items[place]
+            self._chunks[at] = Chunk(keys[0], keys, items)
 
     def get(self, key: str) -> T | None:
         """Return the item of a key; None if there is none."""
-        return found(self._chunks, key)
+        known = self._waiting.get(key)
+        return found(self._chunks, key) if known is None else known[1]
 
     def all(self) -> Rows[T]:
         """Return every item; the same object until something changes."""
         if self._rows is None:
-            chunks, touched = tuple(self._chunks), self._touched
-            if touched is None:
-                self._rows = Rows(chunks, self._size)
-            else:
+            touched = self._waiting
+            self._settle()
+            chunks = tuple(self._chunks)
+            if self._touched:
                 self._rows = Rows(chunks, self._size, made_from=self._seen, touched=touched)
-            self._seen, self._touched = self._rows, {}
+            else:
+                self._rows = Rows(chunks, self._size)
+            self._seen, self._touched = self._rows, True
         return self._rows
-
-    def _touch(self, key: str, former: T | None, item: T | None) -> None:
-        touched = self._touched
-        if touched is not None:
-            touched[key] = (touched[key][0] if key in touched else former, item)
-            if len(touched) > MOST_TOUCHED:
-                self._touched = None
 
     def keys_after(self, key: str, most: int) -> list[str]:
         """Return up to `most` keys that follow `key`, in order."""
@@ -183,13 +198,9 @@ class ObjectRow(Generic[T]):
             if len(other.keys) + len(keys) <= ROOMY:
                 both = ((other.keys, other.items), (keys, items))
                 left, right = both if start < at else both[::-1]
-                self._exchange(start, 2, chunk_of(left[0] + right[0], left[1] + right[1]))
+                self._chunks[start : start + 2] = [chunk_of(left[0] + right[0], left[1] + right[1])]
                 return True
         return False
-
-    def _exchange(self, at: int, count: int, *chunks: Chunk[T]) -> None:
-        self._chunks[at : at + count] = chunks
-        self._rows = None
 
 
 class ObjectTable:
@@ -253,21 +264,27 @@ class ObjectTable:
         if kind == "Pod":
             for key, pod in row.all().items():
                 self._exchange_pod(key, None, pod)
-        self._changes(kind)
+        self._few.pop(kind, None)
+        self._snapshot = None
 
     def put(self, kind: str, key: str, item: Object) -> None:
-        former = self._rows[kind].put(key, item)
-        if kind == "Pod":
-            self._exchange_pod(key, former, item)
-        self._changes(kind)
+        """Add or replace an object."""
+        self.exchange(kind, key, self._rows[kind].get(key), item)
 
     def remove(self, kind: str, key: str) -> None:
-        former = self._rows[kind].remove(key)
-        if former is None:
+        """Remove an object, if it is there."""
+        self.exchange(kind, key, self._rows[kind].get(key), None)
+
+    def exchange(self, kind: str, key: str, former: Object | None, item: Object | None) -> None:
+        """Replace an object, which is `former` now; None means no object."""
+        if former is item:
             return
+        self._rows[kind].exchange(key, former, item)
         if kind == "Pod":
-            self._exchange_pod(key, former, None)
-        self._changes(kind)
+            self._exchange_pod(key, former, item)
+        elif kind in self._few:
+            del self._few[kind]
+        self._snapshot = None
 
     def set_beats(self, beats: dict[str, int]) -> None:
         """Set the last heartbeat of each node; it replaces an older one in the node's status."""
@@ -312,10 +329,6 @@ class ObjectTable:
         if known is None:
             known = self._few[kind] = tuple(self._rows[kind].all())
         return known
-
-    def _changes(self, kind: str) -> None:
-        self._few.pop(kind, None)
-        self._snapshot = None
 
     def _nodes(self) -> tuple[Node, ...]:
         """Return the nodes; rebuilt only if one has changed or sent a heartbeat."""
@@ -414,8 +427,6 @@ def _replaces(former: Pod, item: Object | None) -> bool:
 
 EVENTS_KEPT = 10_000
 REQUESTS_KEPT = 256
-_NOTHING_WEIGHED = weigh((), lambda _: NOTHING)
-_NO_SUMS: Mapping[str, int] = {}
 _OK = Answer(word=Word.OK)
 
 
@@ -424,6 +435,8 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._table = ObjectTable()
+        #: The same objects by kind and key, to read one without a search.
+        self._objects: dict[str, dict[str, Object]] = {kind: {} for kind in KINDS}
         self._revision = 0
         self._epoch = 0
         self._sums: Ledger = {}
@@ -438,12 +451,12 @@ class MemoryStore:
 
     def get(self, kind: str, key: str) -> Object | None:
         """Return the object; None if there is none."""
-        return self._table.get(kind, key)
+        return self._objects[kind].get(key)
 
     def get_many(self, kind: str, keys: Sequence[str]) -> Mapping[str, Object]:
         """Return the existing ones of these objects, by key."""
-        found = ((key, self._table.get(kind, key)) for key in keys)
-        return {key: item for key, item in found if item is not None}
+        known = self._objects[kind]
+        return {key: known[key] for key in keys if key in known}
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
         """Return all objects of a kind (of one namespace), ordered by key."""
@@ -527,43 +540,48 @@ class MemoryStore:
         if epoch is not None and epoch != self._epoch:
             return Answer(word=Word.EPOCH, subject=str(self._epoch))
         for write in transaction.writes:
-            refused = refuse_write(write, self._table.get(write.kind, write.key))
+            refused = refuse_write(write, self._objects[write.kind].get(write.key))
             if refused is not None:
                 return refused
-        if not transaction.charges:
-            self._apply(transaction, _NOTHING_WEIGHED)
-            return _OK
-        weighed = weigh(transaction.charges, self._held)
+        if transaction.charges:
+            weighed = weigh(transaction.charges, self._charges)
+            if weighed.growths:
+                refused = self._refuse_growth(transaction, weighed, overcommit, seen)
+                if refused is not None:
+                    return refused
+            self._count(weighed)
+        self._apply(transaction)
+        return _OK
+
+    def _refuse_growth(
+        self, transaction: Transaction, weighed: Weighed, overcommit: int, seen: int | None
+    ) -> Answer | None:
         refused = refuse_outdated(weighed, seen, self._limits_changed_at)
         if refused is not None:
             return refused
-        stated = {limit.scope: limit.amounts for limit in transaction.limits}
-        refused = refuse_charges(
-            weighed,
-            self._sums_in,
-            lambda scope: stated[scope] if scope in stated else self._limits.get(scope),
-            overcommit,
-        )
-        if refused is not None:
-            return refused
-        self._apply(transaction, weighed)
-        return _OK
+        limits: Mapping[str, Mapping[str, int] | None] = self._limits
+        if transaction.limits:
+            stated = {limit.scope: limit.amounts for limit in transaction.limits}
+            limits = {**limits, **stated}
+        return refuse_charges(weighed, self._sums.get, limits.get, overcommit)
 
-    def _apply(self, transaction: Transaction, weighed: Weighed) -> None:
+    def _apply(self, transaction: Transaction) -> None:
         for write in transaction.writes:
-            if write.is_condition:
+            kind, key, item = write.kind, write.key, write.value
+            objects = self._objects[kind]
+            former = objects.get(key)
+            if item is None and write.expect == 0:
+                # It was only a condition.
                 continue
             self._revision += 1
-            if write.value is None:
-                self._table.remove(write.kind, write.key)
+            if item is None:
+                del objects[key]
             else:
-                meta = structs.replace(write.value.metadata, revision=self._revision)
-                item = structs.replace(write.value, metadata=meta)
-                self._table.put(write.kind, write.key, item)
+                meta = structs.replace(item.metadata, revision=self._revision)
+                item = objects[key] = structs.replace(item, metadata=meta)
+            self._table.exchange(kind, key, former, item)
             if self._leases:
-                self._end_lease(write.kind, write.key)
-        if transaction.charges:
-            self._count(weighed)
+                self._end_lease(kind, key)
         for limit in transaction.limits:
             if limit.amounts is None:
                 self._limits.pop(limit.scope, None)
@@ -573,7 +591,8 @@ class MemoryStore:
                 self._limits_changed_at = self._revision
         for delivery in transaction.deliveries:
             self._outbox[delivery.pod, delivery.attempt] = delivery
-        self._events.extend(transaction.events)
+        if transaction.events:
+            self._events.extend(transaction.events)
 
     def _count(self, weighed: Weighed) -> None:
         for scope, more in weighed.plus.items():
@@ -598,12 +617,6 @@ class MemoryStore:
                 self._charges[holder] = held
 
     def _end_lease(self, kind: str, key: str) -> None:
-        if kind == "Pod" and key in self._leases and not holds_node(self._table.get(kind, key)):
+        if kind == "Pod" and key in self._leases and not holds_node(self.get(kind, key)):
             del self._leases[key]
             self._table.set_leases(dict(self._leases))
-
-    def _held(self, holder: str) -> Held:
-        return self._charges.get(holder, NOTHING)
-
-    def _sums_in(self, scope: str) -> Mapping[str, int]:
-        return self._sums.get(scope, _NO_SUMS)

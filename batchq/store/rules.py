@@ -12,7 +12,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE, POD_GROUP_MOVES, POD_MOVES, allowed
-from batchq.api.objects import Object, Pod, PodGroup, key_of, kind_of
+from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.api.resources import Amounts
 from batchq.api.transaction import (
     CAPACITY,
@@ -59,7 +59,11 @@ def well_formed(transaction: Transaction) -> Transaction:
     if len(charges) > 1 and _repeats([charge.holder for charge in charges]):
         raise _broken(transaction, "charges one holder twice")
     for write in writes:
-        _check_write(transaction, write)
+        if write.value is not None:
+            _check_value(transaction, write, write.value)
+        if write.expect is None and not write.fence:
+            what = f"writes {write.kind} {write.key} without comparing anything"
+            raise _broken(transaction, what)
     for charge in charges:
         if charge.amounts and min(charge.amounts.values()) < 0:
             raise _broken(transaction, f"charges {charge.holder} a negative amount")
@@ -84,22 +88,16 @@ def _check_limits(transaction: Transaction) -> None:
             raise _broken(transaction, f"limits {limit.scope} to a negative amount")
 
 
-def _check_write(transaction: Transaction, write: Write) -> None:
-    if write.expect is None and not write.fence:
-        raise _broken(transaction, f"writes {write.kind} {write.key} without comparing anything")
-    if write.value is None:
-        return
-    if kind_of(write.value) != write.kind or key_of(write.value) != write.key:
+def _check_value(transaction: Transaction, write: Write, value: Object) -> None:
+    """Check that a value is the object that is written. Refuse spaces and bars in the uid of a
+    group, since they separate the parts of a fence.
+    """
+    if type(value).__name__ != write.kind or key_of(value) != write.key:
         raise _broken(transaction, f"writes another object as {write.kind} {write.key}")
-    _check_uid(write.value, write)
-
-
-def _check_uid(item: Object, write: Write) -> None:
-    """Refuse spaces and bars in a uid: they separate the parts of a fence."""
-    if isinstance(item, PodGroup):
-        uid = item.metadata.uid
-    elif isinstance(item, Pod):
-        uid = item.status.group_uid
+    if isinstance(value, PodGroup):
+        uid = value.metadata.uid
+    elif isinstance(value, Pod):
+        uid = value.status.group_uid
     else:
         return
     if " " in uid or "|" in uid:
@@ -150,18 +148,16 @@ def held_by(charge: Charge) -> Held:
 
 def refuse_write(write: Write, stored: Object | None) -> Answer | None:
     """Return why `write` is not allowed over `stored`; None if it is."""
-    word = _refusal(write, stored)
+    expect, word = write.expect, None
+    if stored is None or expect == 0:
+        word = None if stored is None and expect == 0 else Word.CONFLICT
+    elif write.fence and write.fence != fence_of(stored):
+        word = Word.FENCED
+    elif expect is not None and expect != stored.metadata.revision:
+        word = Word.CONFLICT
+    elif write.value is not None:
+        word = _refused_move(stored, write.value)
     return None if word is None else Answer(word=word, subject=f"{write.kind} {write.key}")
-
-
-def _refusal(write: Write, stored: Object | None) -> Word | None:
-    if stored is None or write.expect == 0:
-        return None if stored is None and write.expect == 0 else Word.CONFLICT
-    if write.fence and write.fence != fence_of(stored):
-        return Word.FENCED
-    if write.expect is not None and write.expect != stored.metadata.revision:
-        return Word.CONFLICT
-    return None if write.value is None else _refused_move(stored, write.value)
 
 
 def _refused_move(before: Object, after: Object) -> Word | None:
@@ -203,20 +199,24 @@ class Weighed(Struct, frozen=True, kw_only=True):
     held: Mapping[str, Held]
 
 
-def weigh(charges: tuple[Charge, ...], former: Callable[[str], Held]) -> Weighed:
+def weigh(charges: tuple[Charge, ...], present: Mapping[str, Held]) -> Weighed:
     """Return the differences that `charges` make, given each holder's present charge."""
     plus: dict[str, Amounts] = {}
     minus: dict[str, Amounts] = {}
     growths: list[tuple[bool, str, Amounts]] = []
     held: dict[str, Held] = {}
     for charge in charges:
-        was, now = former(charge.holder), held_by(charge)
-        held[charge.holder] = now
-        for scope, more in _beyond(now, was) if now[0] else ():
-            growths.append((charge.checked, scope, more))
-            plus[scope] = _sum(plus[scope], more) if scope in plus else more
-        for scope, less in _beyond(was, now) if was[0] else ():
-            minus[scope] = _sum(minus[scope], less) if scope in minus else less
+        holder = charge.holder
+        was, now = present.get(holder, NOTHING), held_by(charge)
+        held[holder] = now
+        if now[0]:
+            checked = charge.checked
+            for scope, more in _beyond(now, was):
+                growths.append((checked, scope, more))
+                plus[scope] = _sum(plus[scope], more) if scope in plus else more
+        if was[0]:
+            for scope, less in _beyond(was, now):
+                minus[scope] = _sum(minus[scope], less) if scope in minus else less
     return Weighed(plus=plus, minus=minus, growths=growths, held=held)
 
 
@@ -243,10 +243,6 @@ def is_of_node(scope: str) -> bool:
     return scope.startswith("node:")
 
 
-def _is_of_objects(scope: str) -> bool:
-    return scope.startswith("objects:")
-
-
 def refuse_outdated(weighed: Weighed, seen: int | None, changed_at: int) -> Answer | None:
     """Return the refusal of growth that was decided at revision `seen` if limits have changed
     since.
@@ -263,7 +259,7 @@ def refuse_outdated(weighed: Weighed, seen: int | None, changed_at: int) -> Answ
 
 def refuse_charges(
     weighed: Weighed,
-    sums: Callable[[str], Mapping[str, int]],
+    sums: Callable[[str], Mapping[str, int] | None],
     limits: Callable[[str], Mapping[str, int] | None],
     overcommit: int,
 ) -> Answer | None:
@@ -273,25 +269,29 @@ def refuse_charges(
     A growth that the same transaction offsets in that scope leaves the sum unchanged or smaller,
     and is not refused even if the limit has been lowered.
 
-    `sums` are a scope's present sums. The answer's `seen` includes the transaction's other charges.
+    `sums` are a scope's present sums, None without any. The answer's `seen` includes the
+    transaction's other charges.
     """
     for checked, scope, more in weighed.growths:
-        plus, minus, now = weighed.plus[scope], weighed.minus.get(scope, _NONE), sums(scope)
+        plus, minus, now = weighed.plus[scope], weighed.minus.get(scope), sums(scope) or _NONE
         limited: Mapping[str, int] = _NONE
         absent = MOST
         if checked and scope == CLUSTER:
-            limited = _of_cluster(more, weighed, sums(CAPACITY), overcommit)
+            limited = _of_cluster(more, weighed, sums(CAPACITY) or _NONE, overcommit)
         elif checked:
             limited = limits(scope) or _NONE
-            if _is_of_objects(scope):
+            if scope.startswith("objects:"):
                 limited = {**(limits(EVERY_NAMESPACE) or _NONE), **limited}
-            absent = 0 if is_of_node(scope) else MOST
+            elif is_of_node(scope):
+                absent = 0
         for name, need in more.items():
             added, taken = plus[name], minus.get(name, 0) if minus else 0
             if added <= taken:
                 continue
             rest = now.get(name, 0) - taken
-            limit = min(MOST, limited.get(name, absent)) if limited else min(MOST, absent)
+            limit = limited.get(name, absent) if limited else absent
+            if limit > MOST:
+                limit = MOST
             if added > limit - rest:
                 return _passed(scope, name, need=need, limit=limit, rest=rest, added=added)
     return None

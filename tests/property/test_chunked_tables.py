@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from batchq.core import chunks as framework_rows
 from batchq.core.chunks import CHUNK, Rows
 from batchq.store import memory as store_row
-from batchq.store.memory import MOST_TOUCHED, ObjectRow
+from batchq.store.memory import MOST_WAITING, ObjectRow
 
 State = tuple[dict[str, object], Rows[object]]
 
@@ -96,7 +96,7 @@ def test_chunks_are_never_too_long_and_rarely_short(keys: list[str]) -> None:
     assert len(row.all()._chunks) <= 4
 
 
-@pytest.mark.parametrize("count", [1, MOST_TOUCHED, MOST_TOUCHED + 1, 3 * CHUNK])
+@pytest.mark.parametrize("count", [1, MOST_WAITING, MOST_WAITING + 1, 3 * CHUNK])
 def test_all_differences_are_listed_for_any_number_of_changed_keys(count: int) -> None:
     row: ObjectRow[object] = ObjectRow()
     row.fill({f"{number:05}": number for number in range(0, 5_000, 2)})

@@ -66,7 +66,7 @@ from batchq.core.quota import QueueTree, scopes_in
 from batchq.core.quota.fair_shares import ENDED, EndedUsage
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.session.session import WholeGroups
-from batchq.core.session.session_nodes import NodeCache
+from batchq.core.session.session_nodes import NodeCache, hold_the_same
 from batchq.core.session.snapshot import (
     Generation,
     Instrument,
@@ -421,11 +421,15 @@ class SchedulerCache:
         found: dict[str, PodGroup | None] = {}
         built = self._states
         for before, now in groups_changed(self._seen.groups, snapshot.groups):
-            if before is not None and now is not None:
+            if now is not None:
                 uid = now.metadata.uid
-                state = built.get(uid)
-                if state is not None and state.record is before and uid not in found:
-                    # The usual case: the record was written again.
+                state = dict.get(built, uid)
+                if before is None:
+                    is_usual = state is None and uid not in built.unbuilt and uid not in found
+                else:
+                    is_usual = state is not None and state.record is before and uid not in found
+                if is_usual:
+                    # The record was written again, or is that of a new group.
                     found[uid] = now
                     continue
             if before is not None and before.metadata.uid not in found:
@@ -464,7 +468,11 @@ class SchedulerCache:
         if former is None:
             return state
         if state.handed_on is None:
-            self.node_cache.give(former)
+            if hold_the_same(former, state):
+                # What they hold stays taken.
+                state.handed_on = []
+            else:
+                self.node_cache.give(former)
         if state.record_only or state.is_over or state.key != former.key:
             self._leave_busy(former.key)
         if state.record_only or state.scopes != former.scopes:
@@ -511,15 +519,18 @@ class SchedulerCache:
         ):
             if kept:
                 kept.pop(uid, None)
-        if self.by_key.get(state.key) is state:
+        if dict.get(self.by_key, state.key) is state:
             del self.by_key[state.key]
         if state.peers is not None:
             self._leave_class(state)
         else:
             self._line_of(state).discard(uid)
-        self.ended.drop(uid)
-        self.preemptors.pop(uid, None)
-        self._pledged.discard(uid)
+        if state.record.status.phase in TERMINAL:
+            self.ended.drop(uid)
+        if self.preemptors:
+            self.preemptors.pop(uid, None)
+        if self._pledged:
+            self._pledged.discard(uid)
         for other in state.record.spec.depends_on:
             waiting = self.dependents.get(other.uid, {})
             waiting.pop(uid, None)
@@ -554,10 +565,10 @@ class SchedulerCache:
             self.waits_for_nodes[group.uid] = group
         if group.record.spec.topology and may_choose(group):
             choose_at_opening(session, group)
-        if group.given_shape.has_choice and _may_still_choose(group):
+        if len(group.tasks) > 1 and group.given_shape.has_choice and _may_still_choose(group):
             self._with_choice[group.uid] = group
             group.leave_out(self._left_out(session, group))
-        if inadmissible.stays_parked(group):
+        if inadmissible.parked and inadmissible.stays_parked(group):
             self._leave_busy(group.key)
         else:
             self._line_up(session, group)

@@ -534,6 +534,22 @@ class NodeCache:
         )
 
 
+def hold_the_same(one: GroupState, other: GroupState) -> bool:
+    """Return whether the pods of two states of a group hold the same on the same nodes."""
+    if len(one.pods) != len(other.pods) or one.sharing is not None or other.sharing is not None:
+        return False
+    for uid, pod in one.pods.items():
+        was = other.pods.get(uid)
+        if was is not pod and (
+            was is None
+            or was.status.node != pod.status.node
+            or was.spec.requests != pod.spec.requests
+            or (was.status.phase in ON_NODE) is not (pod.status.phase in ON_NODE)
+        ):
+            return False
+    return True
+
+
 def _judged_by(node: NodeState) -> tuple[object, ...]:
     """Return the parts of a node besides its spec that affect what may be put on it."""
     meta = node.record.metadata

@@ -254,3 +254,39 @@ class ShapeRanking:
             # Trials that were undone leave outdated ranks behind.
             self._heap[:] = ranks.values()
             heapq.heapify(self._heap)
+
+
+class OnlyNode:
+    """The same as `ShapeRanking` for a cluster of one node, which needs no rank."""
+
+    __slots__ = ("_alone", "_session", "_shape", "_takes")
+
+    def __init__(self, session: Session, shape: TaskShape, node: NodeState) -> None:
+        self._session = session
+        self._shape = shape
+        self._alone = (node,)
+        self._takes = [
+            takes_for(entry, session, shape) for entry in session.plugins.points["predicate"]
+        ]
+
+    def best(self) -> NodeState | None:
+        """Return the node, or None if it does not take the shape now."""
+        alone = self._alone
+        for takes in self._takes:
+            if not takes(alone)[0]:
+                return None
+        return alone[0]
+
+    def fill(self, count: int, filled: list[NodeState]) -> None:
+        """Let up to `count` pods of the shape take the node, which is appended for each."""
+        nodes, shape = self._session.nodes, self._shape
+        for _ in range(count):
+            if (node := self.best()) is None:
+                return
+            nodes.take_pod(node, shape)
+            filled.append(node)
+
+    def slots(self, most: int) -> int:
+        """Return how many pods of this shape alone fit now, counting up to `most`."""
+        node = self.best()
+        return 0 if node is None else min(most, node.slots(self._shape))

@@ -21,7 +21,7 @@ from batchq.api.objects import Pod
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import PODS, Amounts, describe_quantity, of_pod, times, total
 from batchq.core.kept_capacity import end_pledge
-from batchq.core.placement.node_order import Judge, ShapeRanking, pods_short
+from batchq.core.placement.node_order import Judge, OnlyNode, ShapeRanking, pods_short
 from batchq.core.quota.limit_checks import over_limit_by, over_limit_with
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.session_nodes import Gang, KeptPlaces, NodeState
@@ -469,7 +469,10 @@ def _ranking(session: Session, shape: TaskShape) -> Ranking:
 
 
 def _ranked(session: Session, shape: TaskShape) -> Ranking:
-    if len(session.nodes.by_name) < MANY_NODES or shape.sharing is not None:
+    by_name = session.nodes.by_name
+    if len(by_name) == 1:
+        return OnlyNode(session, shape, *by_name.values())
+    if len(by_name) < MANY_NODES or shape.sharing is not None:
         return ShapeRanking(session, shape)
     # Only sessions with many nodes load NumPy; small clusters and other commands do without it.
     from batchq.core.placement.node_matrix import NODE_ROWS, row_ranking

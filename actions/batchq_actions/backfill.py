@@ -437,7 +437,7 @@ def _start(
     if not by_node:
         return None
     group.next_pod = None
-    session.refusals.pop(group.uid, None)
+    session.refusals.own.pop(group.uid, None)
     return _Started(group, length, by_node, growth)
 
 
@@ -450,10 +450,13 @@ def _admit(
 ) -> bool:
     """Admit and place a group, or let it wait for its permit; False if it cannot start now."""
     session = turn.session
-    others = turn.others.in_the_way(queue, lambda beside: beside.fits_now(group, length))
-    with session.ledger.regarding(others):
-        if blockers(session, group):
-            return False
+    if session.ledger.head_reservations:
+        others = turn.others.in_the_way(queue, lambda beside: beside.fits_now(group, length))
+        with session.ledger.regarding(others):
+            if blockers(session, group):
+                return False
+    elif blockers(session, group):
+        return False
     waits_for = session.refusals_at("permit", group)
     with Statement(session) as statement:
         if waits_for:
@@ -467,7 +470,7 @@ def _admit(
                 if not session.group_ready(group):
                     return False
         statement.commit()
-    session.refusals.pop(group.uid, None)
+    session.refusals.own.pop(group.uid, None)
     if waits_for:
         session.pending.ineligible.pop(group.uid, None)
         session.refuse(group, waits_for)

@@ -33,7 +33,7 @@ from copy import copy
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 import msgspec
 
@@ -53,6 +53,7 @@ from batchq.core.session.state import GroupState
 
 Key = tuple[Any, ...]
 T = TypeVar("T")
+D = TypeVar("D")
 
 #: How many shapes are cached with the answer whether empty nodes would take them.
 _MOST_SHAPES = 10_000
@@ -388,12 +389,27 @@ class Refusals(MutableMapping[str, Blockers]):
     def __getitem__(self, uid: str) -> Blockers:
         found = self.own.get(uid)
         if found is None:
-            group = self._groups[uid]
-            if group.status is group.record.status:
-                found = self._parked.get(uid) or (group.peers and group.peers.shown)  # type: ignore[assignment]
-            if found is None:
-                raise KeyError(uid)
+            found = self._carried_over(self._groups[uid])
+        if found is None:
+            raise KeyError(uid)
         return found
+
+    # The inherited `get` would raise a KeyError for each group that is not refused.
+    @overload
+    def get(self, uid: str, default: None = None, /) -> Blockers | None: ...
+    @overload
+    def get(self, uid: str, default: Blockers | D, /) -> Blockers | D: ...
+    def get(self, uid: str, default: D | None = None, /) -> Blockers | D | None:
+        found = self.own.get(uid)
+        if found is None and (group := self._groups.get(uid)) is not None:
+            found = self._carried_over(group)
+        return default if found is None else found
+
+    def _carried_over(self, group: GroupState) -> Blockers | None:
+        """Return the verdicts with which a group was parked, or those of its class."""
+        if group.status is not group.record.status:
+            return None
+        return self._parked.get(group.uid) or (group.peers and group.peers.shown)  # type: ignore[return-value]
 
     def __setitem__(self, uid: str, verdicts: Blockers) -> None:
         self.own[uid] = verdicts

@@ -1,13 +1,16 @@
 """Play a load: start and end its pods in place of agents, and run sessions in virtual time.
 
 A bound pod starts at once, runs as long as its job, and succeeds; a pod that was asked to stop ends
-when its grace is over. A finished group is removed from the store with its last pod.
+when its grace is over. A finished group is removed from the store with its last pod. A group that
+no session needs to finish, since all of its pods succeed and no group depends on another, is
+removed with its last pod's end.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Sequence, Set
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import TypeAlias
 
@@ -15,9 +18,9 @@ from msgspec import Struct
 
 from batchq.api import intents
 from batchq.api.intents import Evict
-from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
+from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import SECOND
-from batchq.api.objects import Pod, PodGroup, key_of
+from batchq.api.objects import Pod, PodGroup, group_key_of, key_of
 from batchq.api.reasons import Leaving
 from batchq.api.resources import total
 from batchq.assembly import assemble
@@ -62,12 +65,20 @@ class Running:
     """The pods on nodes; owns the heap of ends and the heap of graces."""
 
     def __init__(
-        self, store: MemoryStore, clock: Clock, requests: IdSource, progress: Progress
+        self,
+        store: MemoryStore,
+        clock: Clock,
+        requests: IdSource,
+        progress: Progress,
+        *,
+        removes_at_once: bool,
     ) -> None:
         self._store = store
         self._clock = clock
         self._requests = requests
         self._progress = progress
+        #: Whether groups may be removed before a session has seen their ends.
+        self._removes_at_once = removes_at_once
         self._on_node: dict[str, OnNode] = {}
         self._stopping: dict[str, OnNode] = {}
         self._ends: list[tuple[int, int, OnNode]] = []
@@ -78,6 +89,8 @@ class Running:
         #: Uid -> one started pod, for groups whose start no session has seen yet. Cleared by the
         #: caller before each session.
         self.unseen: dict[str, OnNode] = {}
+        #: The uids of groups that were removed with the ends of their last pods since then.
+        self.removed: set[str] = set()
         #: The number of pods that have left their nodes so far.
         self.ended = 0
 
@@ -87,9 +100,12 @@ class Running:
 
     def next_at(self) -> int | None:
         """Return when the next pod ends or has stopped; None if none does."""
-        while self._ends and self._on_node.get(self._ends[0][2].pod) is not self._ends[0][2]:
-            heappop(self._ends)
-        return min((heap[0][0] for heap in (self._ends, self._graces) if heap), default=None)
+        ends, graces, on_node = self._ends, self._graces, self._on_node
+        while ends and on_node.get(ends[0][2].pod) is not ends[0][2]:
+            heappop(ends)
+        if not graces:
+            return ends[0][0] if ends else None
+        return min(ends[0][0], graces[0][0]) if ends else graces[0][0]
 
     def is_stopping(self) -> bool:
         """Return whether a pod was asked to stop and is still on its node."""
@@ -115,13 +131,12 @@ class Running:
 
     def due(self) -> list[OnNode]:
         """Return the pods whose work is done by now, in the order in which they started."""
-        now_ms = self._clock.now_ms()
-        found = []
-        while (next_at := self.next_at()) is not None and next_at <= now_ms:
-            if not self._ends or self._ends[0][0] > now_ms:
-                break
-            found.append(heappop(self._ends)[2])
-        return sorted(found, key=lambda one: one.order)
+        now_ms, ends, found = self._clock.now_ms(), self._ends, []
+        while ends and ends[0][0] <= now_ms:
+            one = heappop(ends)[2]
+            if self._on_node.get(one.pod) is one:
+                found.append(one)
+        return sorted(found, key=lambda one: one.order) if len(found) > 1 else found
 
     def end(self, one: OnNode) -> bool:
         """End a pod with success; return False if it had ended or was asked to stop."""
@@ -129,13 +144,40 @@ class Running:
             return False
         del self._on_node[one.pod]
         pod, now_ms = self._pod(one), self._clock.now_ms()
-        ended = simulation.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0)
-        write(self._store, self._requests, ended)
+        group = self._finished_with(pod) if self._removes_at_once else None
+        if group is None:
+            ended = simulation.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0)
+            write(self._store, self._requests, ended)
+        else:
+            write(self._store, self._requests, removal_of(self._store, group))
+            self.removed.add(one.group)
+            self.unseen.pop(one.group, None)
         self._gone(one, pod)
+        if group is not None:
+            self._progress.ended(one.group, now_ms // SECOND)
         return True
+
+    def _finished_with(self, pod: Pod) -> PodGroup | None:
+        """Return the group of a pod if all of its other pods have succeeded, and nothing of it may
+        outlast the pod.
+        """
+        group = self._store.get("PodGroup", group_key_of(pod))
+        uid = pod.status.group_uid
+        if not isinstance(group, PodGroup) or group.status.phase not in ADMITTED:
+            return None
+        if group.status.evictions.recent or group.status.pledge.stands:
+            return None
+        pods = self._store.pods_of(uid)
+        if len(pods) != self._progress.pods(uid):
+            return None
+        if any(one is not pod and one.status.phase != PodPhase.SUCCEEDED for one in pods):
+            return None
+        return group
 
     def has_succeeded(self, group: str) -> bool:
         """Return whether all pods of a group, by its uid, have succeeded."""
+        if group in self.removed:
+            return True
         pods = self._store.pods_of(group)
         return len(pods) == self._progress.pods(group) and all(
             pod.status.phase == PodPhase.SUCCEEDED for pod in pods
@@ -358,19 +400,28 @@ class LoadRun:
         self, load: Load, config: SchedulerConfig, *, watch: bool, look: Look | None = None
     ) -> None:
         scheduler = assemble(config)
+        self._is_queue_of_equals = is_queue_of_equals(load, config)
+        if self._is_queue_of_equals:
+            # Nothing reads the reasons, and no group is parked alone for them.
+            scheduler = replace(scheduler, most_written=0)
         start_s = load.arrivals[0].at_s if load.arrivals else 0
         self._load = load
         self._clock = VirtualClock(start_s * SECOND)
         self._requests: IdSource = CountedIds()
         self.store: MemoryStore = empty_cluster(load, self._requests)
-        self._cycle = Cycle(self.store, scheduler, self._clock, self._requests)
+        self._cycle = Cycle(self.store, scheduler, self._clock, self._requests, writes_events=False)
         self._submitter = Submitter(self.store)
         self._coming = deque(enumerate(load.arrivals))
         self._progress = Progress(load, start_s, look)
-        self._running = Running(self.store, self._clock, self._requests, self._progress)
+        self._running = Running(
+            self.store,
+            self._clock,
+            self._requests,
+            self._progress,
+            removes_at_once=not any(one.group.spec.depends_on for one in load.arrivals),
+        )
         self._watch = InvariantWatch(self.store)
         self._checks_each_time = watch
-        self._is_queue_of_equals = is_queue_of_equals(load, config)
         self._waits_only_for_resources = waits_only_for_resources(load, config)
         self.sessions = 0
         self._refused = 0
@@ -454,7 +505,7 @@ class LoadRun:
         if is_due or progress.evictions or not self._waits_only_for_resources:
             return True
         asked = map(progress.request, came) if came else progress.free.asked()
-        fitting = [request for request in asked if progress.free.fits(request)]
+        fitting = progress.free.fitting(asked)
         return bool(fitting) and self._may_pass_head(fitting)
 
     def _may_pass_head(self, fitting: Sequence[GroupRequest]) -> bool:
@@ -490,8 +541,9 @@ class LoadRun:
         """
         unseen = self._running.unseen
         for uid in dict.fromkeys(over):
-            self._over.add(uid)
-            self._progress.ended(uid, self._clock.now_ms() // SECOND)
+            if uid not in self._running.removed:
+                self._over.add(uid)
+                self._progress.ended(uid, self._clock.now_ms() // SECOND)
             unseen.pop(uid, None)
         # Without the clocks of ended groups, the next one runs out no earlier. Starts add only
         # their walltimes.
@@ -509,7 +561,7 @@ class LoadRun:
         if self._last is None:
             return self._due_at
         unseen = self._running.unseen
-        due = [next_due_without(self._last, {*self._over, *unseen})]
+        due = [next_due_without(self._last, {*self._over, *self._running.removed, *unseen})]
         due += [one.predicted_at for one in unseen.values()]
         return min((at for at in due if at is not None), default=None)
 
@@ -578,6 +630,7 @@ class LoadRun:
     def _run_session(self, turn: Callable[[], CycleReport]) -> CycleReport:
         """Run a session and carry out its decisions."""
         self._running.unseen.clear()
+        self._running.removed.clear()
         report = turn()
         self._last = report.session
         if not report.rested:
@@ -604,6 +657,7 @@ class LoadRun:
                 f" another session decides {decided[0]}"
             )
         self._running.unseen.clear()
+        self._running.removed.clear()
         self._follow(report)
 
     def _is_deferred(self, intent: intents.Intent) -> bool:

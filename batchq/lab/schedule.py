@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 from msgspec import Struct
 
 from batchq.api.objects import Node, Pod, PodGroup
-from batchq.api.resources import Amounts, of_pod, times, total
+from batchq.api.resources import ONE_POD, PODS, Amounts, of_pod, times, total
 from batchq.api.transaction import capacity_of
 from batchq.lab.traces import Arrival, Load
 
@@ -201,13 +201,17 @@ class FreeResources:
 
     def takes(self, pod: Pod) -> None:
         """Subtract what a pod requests."""
-        for name, units in of_pod(pod.spec.requests).items():
-            self._free[name] = self._free.get(name, 0) - units
+        self._change(pod, -1)
 
     def gives(self, pod: Pod) -> None:
         """Add what a pod requests."""
-        for name, units in of_pod(pod.spec.requests).items():
-            self._free[name] = self._free.get(name, 0) + units
+        self._change(pod, 1)
+
+    def _change(self, pod: Pod, sign: int) -> None:
+        free = self._free
+        for name, units in pod.spec.requests.items():
+            free[name] = free.get(name, 0) + sign * units
+        free[PODS] = free.get(PODS, 0) + sign * ONE_POD
 
     def after(self, ended: Iterable[GroupRequest], beside: GroupRequest) -> Amounts:
         """Return the most that is free beside one more group, once these have ended."""
@@ -223,6 +227,11 @@ class FreeResources:
         """Return whether all pods of a group with this request may fit now."""
         return request.is_within(self._free)
 
+    def fitting(self, requests: Iterable[GroupRequest]) -> list[GroupRequest]:
+        """Return those of the requests that may fit now, as `fits` does."""
+        free = self._free
+        return [request for request in requests if request.is_within(free)]
+
     def asked(self) -> Iterable[GroupRequest]:
         """Return the different requests of waiting groups."""
         return self._asked
@@ -235,6 +244,11 @@ def request_of(group: PodGroup) -> GroupRequest:
     return GroupRequest(tuple(whole.items()), group.spec.walltime)
 
 
+def pods_of(group: PodGroup) -> int:
+    """Return the number of a group's pods, of all its tasks."""
+    return sum([task.replicas for task in group.spec.tasks])
+
+
 #: Called for each pod that takes a node (1) or leaves it (-1), with the time in seconds.
 Look: TypeAlias = Callable[[Pod, int, int], None]
 
@@ -245,6 +259,8 @@ class _Job:
 
     arrival: Arrival
     request: GroupRequest
+    #: The number of pods of all its tasks.
+    pods: int
     live: int = 0
     admission: int = 0
     start_s: int | None = None
@@ -253,18 +269,16 @@ class _Job:
     evictions: int = 0
     evicted_in: int = 0
 
-    @property
-    def pods(self) -> int:
-        """The pods of all its tasks."""
-        return sum(task.replicas for task in self.arrival.group.spec.tasks)
-
 
 class Progress:
     """Owns the state of each job, by its group's uid, which is its index in the load."""
 
     def __init__(self, load: Load, start_s: int, look: Look | None = None) -> None:
         self._look = look
-        self._jobs = [_Job(arrival, request_of(arrival.group)) for arrival in load.arrivals]
+        self._jobs = [
+            _Job(arrival, request_of(arrival.group), pods_of(arrival.group))
+            for arrival in load.arrivals
+        ]
         self.meter = Meter(start_s)
         #: The free resources of all nodes together, as if they were one.
         self.free = FreeResources(load.nodes)

@@ -33,6 +33,7 @@ from typing import BinaryIO, Literal, TypeAlias, TypeVar, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batchq.api.lifecycle import ON_NODE, TERMINAL
 from batchq.api.notation import (
     LABEL_MOST,
     SECOND,
@@ -642,10 +643,17 @@ class Submitter:
 
 
 def removal_of(store: MemoryStore, group: PodGroup) -> Transaction:
-    """Return the removal of a finished group with its pods and charges. The charges may include
-    pods that were stopped and whose end no session has seen yet.
+    """Return the removal of a group with its pods and charges. The charges may include pods that
+    were stopped and whose end no session has seen yet.
     """
-    pods = store.pods_of(group.metadata.uid)
+    uid = group.metadata.uid
+    pods = store.pods_of(uid)
+    released = [
+        *holders_in_store(group),
+        *(f"pod:{pod.metadata.uid}" for pod in pods if pod.status.phase in ON_NODE),
+    ]
+    if group.status.phase not in TERMINAL:
+        released.append(f"object:{uid}")
     return Transaction(
         subject=key_of(group),
         writes=(
@@ -655,5 +663,5 @@ def removal_of(store: MemoryStore, group: PodGroup) -> Transaction:
                 for pod in pods
             ),
         ),
-        charges=tuple(Charge(holder=holder) for holder in holders_in_store(group)),
+        charges=tuple(Charge(holder=holder) for holder in released),
     )

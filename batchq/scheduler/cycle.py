@@ -106,8 +106,11 @@ def write_reasons(
     `most` groups, and later sessions the rest, so that writing does not delay groups that can
     start. Queues get equal shares, so that a queue with very many groups does not delay the
     reasons of the others. A session that defers status leaves stored reasons as they are.
+    With `most` 0, no reasons are written and no groups are parked.
     """
     refuse_strayed(session)
+    if not most:
+        return
     refused = list(session.refusals.own.items())
     queues = {session.groups[uid].queue for uid, _ in refused}
     queues |= queues_to_tell(session)
@@ -288,13 +291,17 @@ class Cycle:
         ids: IdSource,
         *,
         snapshot: Callable[[], Snapshot] | None = None,
+        writes_events: bool = True,
     ) -> None:
-        """`snapshot` reads the snapshot; by default, the store's whole one."""
+        """`snapshot` reads the snapshot; by default, the store's whole one. Without
+        `writes_events`, no events of groups are stored, since nothing reads them.
+        """
         self._store = store
         self._snapshot = snapshot or store.snapshot
         self._scheduler = scheduler
         self._clock = clock
         self._ids = ids
+        self._writes_events = writes_events
         #: The last cycle and its scheduler, if it decided nothing.
         self._quiet: tuple[Scheduler, CycleReport] | None = None
 
@@ -330,7 +337,7 @@ class Cycle:
 
     def _commit(self, session: Session, epoch: int | None) -> CycleReport:
         """Commit what a session decided."""
-        transactions = transactions_of(session)
+        transactions = transactions_of(session, with_events=self._writes_events)
         commit = Commit()
         if transactions:
             commit = self._store.commit(

@@ -40,9 +40,12 @@ _set = msgspec.structs.replace
 Holders: TypeAlias = dict[str, tuple[tuple[str, ...], Amounts]]
 
 
-def transactions_of(session: Session) -> list[Transaction]:
-    """Return all transactions: those that free before those that take, else in decision order."""
-    by_group = _by_group(session.intents)
+def transactions_of(session: Session, *, with_events: bool = True) -> list[Transaction]:
+    """Return all transactions: those that free before those that take, else in decision order.
+
+    Without `with_events`, those of groups have no events.
+    """
+    by_group = _by_group(session.intents) if with_events else {}
     result = [
         _node_falls_silent(session.nodes.by_name[name].record, now_ms=session.now_ms)
         for name in session.effects.unready
@@ -54,7 +57,7 @@ def transactions_of(session: Session) -> list[Transaction]:
     parts: dict[str, tuple[bool, Transaction]] = {}
     for group in session.effects.touched.values():
         books = _books_of(session, group)
-        transaction = _of_group(session, group, books, by_group.get(group.key, []))
+        transaction = _of_group(session, group, books, by_group.get(group.key, ()))
         if transaction is None:
             continue
         if group.uid in tied:
@@ -191,7 +194,7 @@ def _holders_before(group: GroupState) -> Holders:
 
 
 def _of_group(
-    session: Session, group: GroupState, books: _Books, decided: list[Intent]
+    session: Session, group: GroupState, books: _Books, decided: Sequence[Intent]
 ) -> Transaction | None:
     changed = _changed_pods(session, group)
     status = _booked(group, books)
@@ -219,7 +222,9 @@ def _of_group(
                 Event(kind="PodGroup", key=key, reason=reason, message=message, at=at)
                 for reason, message in _events(group, decided)
             ]
-        ),
+        )
+        if decided
+        else (),
     )
 
 
@@ -325,7 +330,7 @@ def _newly_bound(old: Pod | None, new: Pod) -> bool:
     return old is None or old.status.attempt != new.status.attempt
 
 
-def _events(group: GroupState, decided: list[Intent]) -> list[tuple[str, str]]:
+def _events(group: GroupState, decided: Sequence[Intent]) -> list[tuple[str, str]]:
     """Summarize the intents as events; all binds, and all evictions, of a session share one."""
     lines: list[tuple[str, str]] = []
     bound: list[intents.Bind] = []

@@ -9,6 +9,8 @@ import sys
 import pytest
 from msgspec import structs
 
+from batchq.api.objects import Dependency
+from batchq.api.reasons import Verdict
 from batchq.errors import InvalidInput
 from batchq.lab.load_player import LoadRun, play_load
 from batchq.lab.traces import POLICY_CONFIG, strategy_of
@@ -161,6 +163,29 @@ def test_finished_groups_leave_the_store_at_once() -> None:
     assert max(held) == 30
     assert (run.store.list("PodGroup"), run.store.list("Pod")) == ((), ())
     assert list(run.store.ledger()) == ["capacity"]
+
+
+def test_a_play_writes_no_reasons_and_no_events_of_sessions() -> None:
+    run = LoadRun(a_load(job(1, 0, 4, 10), job(2, 1, 4, 5)), POLICY_CONFIG, watch=True)
+    reasons: list[tuple[Verdict, ...]] = []
+
+    def look(done: int, jobs: int) -> None:
+        reasons.extend(group.status.reasons for group in run.store.list("PodGroup"))
+
+    run.run(per_event=False, tell=look)
+    assert reasons == [(), (), (), ()]
+    assert {event.reason for event in run.store.events(kind="PodGroup")} == {"Submitted"}
+
+
+def test_a_group_that_another_depends_on_is_finished_by_a_session() -> None:
+    load = a_load(job(1, 0, 1, 10), job(2, 0, 1, 5))
+    first, second = load.arrivals
+    spec = structs.replace(
+        second.group.spec, depends_on=(Dependency(name=first.group.metadata.name, uid="0"),)
+    )
+    waiting = structs.replace(second, group=structs.replace(second.group, spec=spec))
+    schedule = played(structs.replace(load, arrivals=(first, waiting)))
+    assert starts(schedule) == {1: 0, 2: 10}
 
 
 def test_a_job_stopped_at_its_walltime_gives_everything_back() -> None:

@@ -41,7 +41,7 @@ from batchq.core.preemption.order import end_pledges_still_spare, end_spare_pled
 from batchq.core.quota.fair_shares import note_admission
 from batchq.core.quota.head_reservation import (
     let_one_exceed,
-    no_head_needs_a_reservation,
+    may_need_reservations,
     reserve_for_head,
     reserve_from_borrowers,
     store_head_places,
@@ -175,27 +175,39 @@ def _serve_queues(
 ) -> None:
     """Serve the queue with the lowest share first; shares follow each admission."""
     several = len(session.queues) > 1
-    heads_matter = several and not no_head_needs_a_reservation(session)
+    needs_head = may_need_reservations(session)
     lines = candidates(
-        session, drained, whole=lambda name: heads_matter or _is_strict_queue(session, name)
+        session,
+        drained,
+        whole=lambda name: _is_strict_queue(session, name) or (several and needs_head(name)),
     )
+    # An admission changes only the share of its own queue, unless it is that of an elastic group.
+    # So it does not matter when the groups at the front of a line are refused once more.
+    skips = not any(line.may_grow for line in lines.values())
     turns = FairShareSelector(
-        session, lines, lambda name: _first_in_line(session, lines[name], growing)
+        session,
+        lines,
+        lambda name: _first_in_line(session, lines[name], growing, skips=skips),
+        waits=lambda name: bool(session.queues[name].line) or name in drained,
     )
     headed: set[str] = set()
     # 1. Fairness names the queue; its first group that is not skipped is tried.
     while (name := turns.next()) is not None:
-        group = lines[name].next()
+        line = lines[name]
+        group = line.next()
         if group is None:
             turns.drop(name)
             continue
+        if line.is_kept_out(group):
+            line.pass_over()
+            continue
         if _try(session, group, growing):
             if turns.has_one_line:
-                _admit_following(session, lines[name], group, growing)
+                _admit_following(session, line, group, growing)
             continue
         if _is_out_of_line(session, group):
             # 2. No group waits for one that is out of line, nor for those refused like it.
-            lines[name].pass_over()
+            line.pass_over()
         elif _is_strict_queue(session, name):
             # 3. The queue stops at its head, for which capacity may be reserved against others.
             turns.drop(name)
@@ -204,21 +216,23 @@ def _serve_queues(
                 reserve_for_head(session, group)
         else:
             # 4. The groups behind go on; against other queues, the first refused group is the head.
-            lines[name].pass_over()
-            if several and name not in headed:
+            line.pass_over()
+            if line.is_whole and name not in headed:
                 headed.add(name)
                 reserve_from_borrowers(session, group)
 
 
-def _first_in_line(session: Session, line: Candidates, growing: GrowingGroups) -> GroupState | None:
-    """Refuse the ineligible groups at the front of a line, and return the group after them.
+def _first_in_line(
+    session: Session, line: Candidates, growing: GrowingGroups, *, skips: bool
+) -> GroupState | None:
+    """Refuse the ineligible groups at the front of a line, and return the head after them.
 
     Between equal shares the older head goes first, and an ineligible group is no head.
     """
-    while (group := line.next_ineligible()) is not None:
+    while (group := line.next_ineligible(skips=skips)) is not None:
         _try(session, group, growing)
         line.pass_over()
-    return line.peek()
+    return line.head()
 
 
 def _serve_one_line(

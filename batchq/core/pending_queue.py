@@ -16,6 +16,7 @@ from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import Amounts
 from batchq.api.transaction import CLUSTER, POD_GROUPS, namespace_scope
+from batchq.core.chunks import uid_order
 from batchq.core.eligibility import is_lifted_with_all, state_refusals
 from batchq.core.equivalence import (
     ClassSelection,
@@ -61,39 +62,63 @@ _MOST_ALIKE = 1_000
 class Candidates:
     """The groups of a queue that an action tries, in order; owned by the action."""
 
-    def __init__(self, session: Session, groups: PendingIterator, *, whole: bool) -> None:
+    def __init__(
+        self, session: Session, groups: PendingIterator, *, whole: bool, may_grow: bool = False
+    ) -> None:
         self._session = session
         self._groups = groups
-        self._whole = whole
+        #: Whether any group that needs a trial asks for more pods once it is admitted.
+        self.may_grow = may_grow
+        #: Whether the groups that a limit or the nodes still keep out are tried, too.
+        self.is_whole = whole
+        #: The youngest of the groups at the front that were skipped since the last turn.
+        self._skipped: GroupState | None = None
 
     def next(self) -> GroupState | None:
         """Return the next waiting group; None at the end."""
-        groups = self._groups
-        while (group := groups.next()) is not None:
-            if group.phase != PodGroupPhase.PENDING and group.next_pod is None:
-                continue
-            peers = None if self._whole else groups.peers
-            if peers is None or not is_kept_out(self._session, peers):
+        self._skipped = None
+        while (group := self._groups.next()) is not None:
+            if group.phase == PodGroupPhase.PENDING or group.next_pod is not None:
                 return group
-            # The first member may have taken what was freed for several.
-            groups.pass_over()
         return None
 
-    def peek(self) -> GroupState | None:
-        """Return the next group, which may be one that `next` leaves out; None at the end."""
-        return self._groups.peek()
+    def is_kept_out(self, group: GroupState) -> bool:
+        """Return whether a group needs no trial: it would be refused as in the last session."""
+        if self.is_whole or group.peers is None or not group.peers.is_parked:
+            return False
+        return is_in_class(group) and is_kept_out(self._session, group.peers)
 
-    def next_ineligible(self) -> GroupState | None:
+    def head(self) -> GroupState | None:
+        """Return the group by whose age the queue competes; None at the end.
+
+        That is the next group, or one that was skipped at the front and is younger: the turn of the
+        next group would have come after its turn.
+        """
+        group, skipped = self._groups.peek(), self._skipped
+        if group is None or skipped is None or _age_of(group) > _age_of(skipped):
+            return group
+        return skipped
+
+    def next_ineligible(self, *, skips: bool) -> GroupState | None:
         """Return the next group if it is ineligible; None, without a step, if the line goes on with
         another one or has ended.
+
+        Ineligible groups that are kept out are skipped before, and with `skips` other groups that
+        are kept out.
         """
         groups = self._groups
-        while (group := groups.peek()) is not None and _is_ineligible(self._session, group):
+        while (group := groups.peek()) is not None:
+            is_ineligible = _is_ineligible(self._session, group)
+            is_kept_out = (is_ineligible or skips) and self.is_kept_out(group)
+            if not is_ineligible and not is_kept_out:
+                return None
             groups.next()
-            peers = None if self._whole else groups.peers
-            if peers is None or not is_kept_out(self._session, peers):
+            if not is_kept_out:
                 return group
             groups.pass_over()
+            skipped = self._skipped
+            if not is_ineligible and (skipped is None or _age_of(group) > _age_of(skipped)):
+                self._skipped = group
         return None
 
     def following_alike(self) -> list[GroupState]:
@@ -119,6 +144,10 @@ class Candidates:
         self._groups.pass_over()
 
 
+def _age_of(group: GroupState) -> Key:
+    return (group.queue_time, uid_order(group.uid))
+
+
 def _is_pending_member(group: GroupState) -> bool:
     return is_in_class(group) and group.phase == PodGroupPhase.PENDING
 
@@ -139,28 +168,38 @@ def candidates(
     *,
     whole: Callable[[str], bool],
 ) -> dict[str, Candidates]:
-    """Return the candidates of each queue that has any.
+    """Return the candidates of each queue in which any group needs a trial.
 
-    `also` has running groups, by queue, that queue again for their next pod. A queue that is not
-    `whole` leaves out the groups that are still kept out by a limit or the nodes.
+    `also` has running groups, by queue, that queue again for their next pod. In a queue that is not
+    `whole`, groups that are still kept out by a limit or the nodes need none.
     """
     freed: dict[str, list[EquivalenceClass]] = {}
     for peers in session.carried.wake_up_index.freed(session.ledger.sums):
         freed.setdefault(peers.queue, []).append(peers)
     for peers in session.get(NODE_REFUSALS).freed(session):
         freed.setdefault(peers.queue, []).append(peers)
+    for group in session.effects.touched.values():
+        if group.peers is not None:
+            freed.setdefault(group.queue, []).append(group.peers)
     found = {}
     for name, queue in session.queues.items():
         line = queue.line
-        if is_whole := whole(name):
-            classes = list(line.classes.values())
-        else:
-            classes = [*line.unparked.values(), *freed.get(name, ())]
-        singles = [*line.in_order(), *also.get(name, ())]
-        if classes or singles:
-            groups = PendingIterator(classes, singles, session.group_key)
-            found[name] = Candidates(session, groups, whole=is_whole)
+        if not (line.singles or line.classes or name in also):
+            continue
+        is_whole = whole(name)
+        if is_whole or line.unparked or line.singles or name in freed or name in also:
+            singles = [*line.in_order(), *also.get(name, ())]
+            groups = PendingIterator(line.classes.values(), singles, session.group_key)
+            tried = line.classes if is_whole else line.unparked
+            firsts = [peers.first for peers in (*tried.values(), *freed.get(name, ()))]
+            may_grow = any(map(_may_grow, (*singles, *firsts)))
+            found[name] = Candidates(session, groups, whole=is_whole, may_grow=may_grow)
     return found
+
+
+def _may_grow(group: GroupState) -> bool:
+    """Return whether the group may ask for more once it is admitted, which changes shares."""
+    return group.is_elastic and not group.is_external
 
 
 def candidates_in_one_line(

@@ -15,9 +15,10 @@ from batchq.api.objects import Metadata, Queue, QueueSpec
 from batchq.api.reasons import Leaving
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
+from batchq.core.chunks import uid_order
 from batchq.core.pending_queue import blockers, waits_in_line
 from batchq.core.quota import ROOT
-from batchq.core.quota.fair_shares import FairShares, fair_shares, note_admission
+from batchq.core.quota.fair_shares import FAIR_SHARES, FairShares, fair_shares, note_admission
 from batchq.core.quota.selector import FairShareSelector
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
@@ -149,6 +150,55 @@ def test_the_next_queue_has_the_lowest_share_and_then_the_oldest_head_of_all(
         names.remove(name)
         turns.drop(name)
     assert turns.next() is None
+
+
+@given(_sessions(), st.data())
+def test_groups_that_would_be_refused_in_turn_can_be_left_out(
+    session: Session, data: st.DataObject
+) -> None:
+    refused = {
+        group.uid for group in session.groups.values() if data.draw(st.booleans(), group.key)
+    }
+    may_grow = any(group.is_elastic for group in session.groups.values())
+
+    def served(*, leaves_out: bool) -> list[str]:
+        lines = {
+            name: [one for one in session.groups.values() if one.queue == name]
+            for name in session.queues
+        }
+        skipped: dict[str, list[GroupState]] = {name: [] for name in lines}
+
+        def first(name: str) -> GroupState | None:
+            line = lines[name]
+            while leaves_out and not may_grow and line and line[0].uid in refused:
+                skipped[name].append(line.pop(0))
+            return (
+                max([*skipped[name], line[0]], key=lambda one: uid_order(one.uid)) if line else None
+            )
+
+        names = [
+            name
+            for name, line in lines.items()
+            if line and not (leaves_out and {one.uid for one in line} <= refused)
+        ]
+        turns = FairShareSelector(
+            session, names, first, waits=lambda name: leaves_out and bool(lines[name])
+        )
+        found: list[str] = []
+        with Statement(session) as trial:
+            while (name := turns.next()) is not None:
+                skipped[name].clear()
+                if not lines[name]:
+                    turns.drop(name)
+                elif (group := lines[name].pop(0)).uid not in refused:
+                    found.append(group.key)
+                    admit(trial, group, reservation=group.reservation)
+                    create_pods(trial, group, wanted_ordinals(group))
+                    note_admission(session, group)
+        session.put(FAIR_SHARES, None)
+        return found
+
+    assert served(leaves_out=True) == served(leaves_out=False)
 
 
 @given(_sessions(), st.data())

@@ -388,3 +388,25 @@ def test_a_group_that_may_not_start_is_no_head_between_equal_shares(
     stack.turn()
     admitted = [n for n in ("old", "young") if stack.group(n).status.phase != "Pending"]
     assert admitted == ["old"]
+
+
+def test_a_parked_head_counts_between_equal_shares_as_if_it_were_tried_again() -> None:
+    stack = _stack()
+    stack.apply(a_queue("root", capability=amounts(cpu=4)), a_priority("high", 10))
+    stack.apply(a_queue("qa"), a_queue("qb"), a_queue("qc"))
+    stack.apply(_group("stays", queue="qc", cpu=3), _group("ends", queue="qc"))
+    stack.until_idle()
+    stack.start_pods()
+    stack.until_idle()
+    for name, queue in (("oldest", "qa"), ("old", "qb")):
+        stack.clock.at_ms += 1_000
+        stack.apply(_group(name, queue=queue))
+    stack.clock.at_ms += 1_000
+    stack.apply(_group("young", queue="qa", cpu=4, priority_class_name="high"))
+    stack.until_idle()
+    [pod] = [pod for pod in stack.pods(PodPhase.RUNNING) if pod.spec.pod_group == "ends"]
+    stack.move(pod, phase=PodPhase.SUCCEEDED, finished_at=stack.clock.at_ms)
+    stack.turn()
+    # The head of qa is the youngest of the three, so that qb is served first.
+    admitted = [n for n in ("oldest", "old") if stack.group(n).status.phase != "Pending"]
+    assert admitted == ["old"]

@@ -220,16 +220,21 @@ def _gets_all_back(session: Session, head: GroupState) -> bool:
     return takes_all or not spec.deserved
 
 
-def no_head_needs_a_reservation(session: Session) -> bool:
-    """Return whether no head of any queue in this session needs a reservation now."""
-    specs = [queue.record.spec for queue in session.queues.values() if queue.record.spec.deserved]
-    return not specs or (
+def may_need_reservations(session: Session) -> Callable[[str], bool]:
+    """Return a test whether the head of a queue may need a reservation in this session."""
+    may_take_all = (
         "reclaim" in session.actions
         and session.tree.all_reclaimable
-        and all(spec.preemption.reclaim == "Any" for spec in specs)
         and every_class_may_evict(session)
-        and not _protected(session)
     )
+
+    def test(name: str) -> bool:
+        spec = session.queues[name].record.spec
+        if not spec.deserved:
+            return False
+        return not may_take_all or spec.preemption.reclaim != "Any" or bool(_protected(session))
+
+    return test
 
 
 def _protected(session: Session) -> Iterable[GroupState]:

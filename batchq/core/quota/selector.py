@@ -9,6 +9,10 @@ sorted. Before each answer, only queues whose ledger or deserved has changed get
 changes the shares of its own path only. A turn therefore costs the depth of the tree times the
 logarithm of its width, independent of the number of waiting queues.
 
+A queue whose groups would all be refused in turn can be left out. Its turns change nothing, but
+while it is first among its siblings its parent has no head, and comes after others with an equal
+share; so a parent counts those of its children.
+
 The key of a queueOrder plugin may depend on what its queue holds and deserves, and on anything
 constant during a session.
 """
@@ -40,10 +44,19 @@ class FairShareSelector:
     """
 
     def __init__(
-        self, session: Session, names: Iterable[str], first: Callable[[str], GroupState | None]
+        self,
+        session: Session,
+        names: Iterable[str],
+        first: Callable[[str], GroupState | None],
+        *,
+        waits: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        """Create a selector; `first` returns the group for which a queue would be served."""
+        """Create a selector; `first` returns the group for which a queue would be served.
+
+        `waits` returns whether a queue without turns has groups that would be refused in turn.
+        """
         self._session = session
+        self._waits = waits
         self._own = dict.fromkeys(names)
         self._first = first
         self._is_sorted = False
@@ -57,6 +70,10 @@ class FairShareSelector:
         self._held: dict[str, Amounts] = {}
         #: The part of each queue's key that never changes.
         self._ages: dict[str, Key] = {}
+        #: Parent -> (the plugins' keys, name) of its children that only wait, sorted; and these
+        #: keys by name.
+        self._waiting: dict[str, list[Key]] = {}
+        self._waiting_keys: dict[str, Key] = {}
         self._charges_seen = self._shares_seen = 0
         #: The queue served last, whose first group may be another one now.
         self._served = ROOT
@@ -77,9 +94,19 @@ class FairShareSelector:
             self._sort()
         name = ROOT
         while name not in self._own:
-            name = self._below[name][0][-1]
+            key = self._below[name][0]
+            if name in self._waiting:
+                self._pass_waiting(name, key)
+            name = key[-1]
         self._served = name
         return name
+
+    def _pass_waiting(self, name: str, key: Key) -> None:
+        """Remove the children that only wait and would have had their turns before this key."""
+        waiting = self._waiting[name]
+        while waiting and waiting[0][0] < key[:-4]:
+            _, child = waiting.pop(0)
+            del self._waiting_keys[child]
 
     def drop(self, name: str) -> None:
         """Remove a queue that has no turn left."""
@@ -95,6 +122,7 @@ class FairShareSelector:
     def _sort(self) -> None:
         chain = self._session.tree.chain
         names = {one for name in self._own for one in chain(name)[1:]}
+        self._find_waiting(names)
         # The deepest first, because the key of an inner queue contains the head of a child.
         for name in sorted(names, key=lambda name: (-len(chain(name)), name)):
             self._below.get(name, []).sort()
@@ -106,10 +134,31 @@ class FairShareSelector:
         self._shares_seen = self._shares_moved()
         self._is_sorted = True
 
+    def _find_waiting(self, names: set[str]) -> None:
+        """Find the children that only wait, below parents that compete with other queues."""
+        tree = self._session.tree
+        found: dict[str, list[str]] = {}
+        for name in names:
+            found.setdefault(tree.parent_of.get(name, ROOT), []).append(name)
+        alone = [ROOT]
+        for parent in alone:
+            alone += found.get(parent, ()) if len(found.get(parent, ())) == 1 else ()
+        for parent in found.keys() - set(alone):
+            children = [one for one in tree.children_of[parent] if one not in names]
+            for child in children:
+                if any(map(self._waits, tree.leaves_below(child))):
+                    self._wait(parent, child)
+
+    def _wait(self, parent: str, name: str) -> None:
+        key = self._waiting_keys[name] = (self._orders(name), name)
+        insort(self._waiting.setdefault(parent, []), key)
+
     def _head(self, name: str) -> Key:
         """Return the rank of the group that the queue would start next."""
         if name not in self._own:
-            return self._heads[self._below[name][0][-1]]
+            key = self._below[name][0]
+            waiting = self._waiting.get(name)
+            return _NO_HEAD if waiting and waiting[0][0] < key[:-4] else self._heads[key[-1]]
         group = self._first(name)
         return _NO_HEAD if group is None else (group.queue_time, uid_order(group.uid))
 
@@ -123,7 +172,10 @@ class FairShareSelector:
         age = self._ages.get(name)
         if age is None:
             age = self._ages[name] = session.queue_age(queue)
-        return (*session.queue_orders(queue), self._heads[name], *age)
+        return (*self._orders(name), self._heads[name], *age)
+
+    def _orders(self, name: str) -> Key:
+        return tuple(self._session.queue_orders(self._session.queues[name]))
 
     def _line_of(self, name: str) -> list[Key]:
         return self._below[self._session.tree.parent_of.get(name, ROOT)]
@@ -131,6 +183,9 @@ class FairShareSelector:
     def _take_out(self, name: str) -> None:
         key, line = self._keys.pop(name), self._line_of(name)
         del line[bisect_left(line, key)]
+        if self._waiting.get(name):
+            # None of its groups needs a turn, but it stays in the order of its siblings.
+            self._wait(self._session.tree.parent_of.get(name, ROOT), name)
 
     def _shares_moved(self) -> int:
         shares = self._session.peek(FAIR_SHARES)
@@ -140,6 +195,7 @@ class FairShareSelector:
         """Compute new keys for the queues whose holding, deserved or first group has changed."""
         charges = self._session.ledger.moved
         shares = self._session.peek(FAIR_SHARES)
+        waiting: list[str] = []
         # Most changes are made and undone by trials.
         changed = {
             name: None
@@ -149,6 +205,7 @@ class FairShareSelector:
         if shares is not None and len(shares.moved) > self._shares_seen:
             moved = shares.moved[self._shares_seen :]
             changed.update((name, None) for name in moved if name in self._keys)
+            waiting = [name for name in dict.fromkeys(moved) if name in self._waiting_keys]
         self._charges_seen, self._shares_seen = len(charges), self._shares_moved()
         self._follow(self._served, changed)
         # A charge changes queues from the root down, and here those below come first.
@@ -156,6 +213,11 @@ class FairShareSelector:
             name, _ = changed.popitem()
             self._move(name, self._key(name))
             self._follow(self._session.tree.parent_of.get(name, ROOT), changed)
+        for name in waiting:
+            parent = self._session.tree.parent_of.get(name, ROOT)
+            self._waiting[parent].remove(self._waiting_keys[name])
+            self._wait(parent, name)
+            self._follow(parent, changed)
 
     def _follow(self, name: str, changed: dict[str, None]) -> None:
         """Change the key of a queue whose head may be another group now, and of those above. The

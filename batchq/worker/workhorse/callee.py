@@ -16,11 +16,10 @@ when the last pod has ended, and hands over a socket on which that process waits
 order arrives with the descriptors of the process, so no function waits for a fork.
 
 Such a process copies or maps each memory page that it touches, which takes most of its time. So it
-touches few, and those that an import needs before its order comes: it decodes no JSON without need,
-looks at no variable that stays, and an order is the bytes of its parts, of which there are few.
-They are separated by NUL: the bound of memory in bytes or 0, the folder or nothing, and the
-variables that differ from those of the standby, as `NAME=value` or, if the process lacks them, as
-`NAME`.
+touches few: it decodes no JSON without need, looks at no variable that stays, and an order is the
+bytes of its parts, of which there are few. They are separated by NUL: the bound of memory in bytes
+or 0, the folder or nothing, and the variables that differ from those of the standby, as
+`NAME=value` or, if the process lacks them, as `NAME`.
 
     exit code     message of the answer
     0             – (the answer holds the result)
@@ -70,8 +69,6 @@ _MAX_DESCRIPTORS = 4
 #: copy every memory page they are on.
 _own_modules: dict[str, ModuleType] = {}
 _kept: list[object] = []
-#: A small module of the standard library, whose import changes nothing.
-_SMALL = "colorsys"
 _IMPORTING = ("<frozen importlib", importlib.__file__)
 
 
@@ -148,7 +145,6 @@ def _stand_by() -> bool:
             if order == AHEAD:
                 # If the standby ends, nothing else may keep the work-horse's socket to it open.
                 os.dup2(_STDOUT, _STDIN)
-                _warm_up()
                 own = socket.socket(fileno=descriptors[0])
                 order, descriptors, _, _ = socket.recv_fds(own, _MAX_ORDER_BYTES, _MAX_DESCRIPTORS)
                 if not order:
@@ -169,17 +165,6 @@ def _stand_by() -> bool:
         if not asked:
             return False
         orders.send(b"%d" % wait_status)
-
-
-def _warm_up() -> None:
-    """Touch the memory pages that an import touches. This one leaves nothing behind and runs no
-    code of a pod, as it searches the standard library only.
-    """
-    path, sys.path[:] = sys.path[:], [os.path.dirname(os.__file__)]  # noqa: PTH120
-    with suppress(ImportError):
-        _kept.append(importlib.import_module(_SMALL))
-        del sys.modules[_SMALL]
-    sys.path[:] = path
 
 
 def _kill_others() -> None:

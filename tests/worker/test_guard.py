@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -177,3 +178,94 @@ def test_a_pod_gets_its_own_guard_if_the_guarding_process_is_dead(
     until(lambda: has_ended(group))
     guard.dismiss()
     post.close()
+
+
+def an_hour_from_now() -> int:
+    return now_ms() + 3_600_000
+
+
+@pytest.fixture
+def next_group() -> Iterator[subprocess.Popen[bytes]]:
+    """The command of the next pod."""
+    with subprocess.Popen(["sleep", "600"], process_group=0) as command:
+        yield command
+        command.kill()
+
+
+def test_the_next_pod_of_a_work_horse_is_guarded_and_the_former_is_left_alone(
+    post: GuardPost,
+    group: subprocess.Popen[bytes],
+    next_group: subprocess.Popen[bytes],
+) -> None:
+    former = Guard(post=post, until_ms=an_hour_from_now())
+    former.watch_over(group.pid)
+    former.dismiss()
+    guard = Guard(post=post, until_ms=now_ms() + 100)
+    guard.watch_over(next_group.pid)
+    until(lambda: has_ended(next_group))
+    guard.dismiss()
+    assert not has_ended(group)
+
+
+def test_a_pod_is_given_more_time_without_waking_the_guard(
+    post: GuardPost, group: subprocess.Popen[bytes], next_group: subprocess.Popen[bytes]
+) -> None:
+    guard, first_ms = Guard(post=post, until_ms=now_ms() + 100), now_ms() + 100
+    guard.watch_over(group.pid)
+    guard.allow_until(an_hour_from_now())
+    # This group ends after the guard has looked at both.
+    other = Guard(post=post, until_ms=first_ms + 100)
+    other.watch_over(next_group.pid)
+    until(lambda: has_ended(next_group))
+    assert not has_ended(group)
+    guard.dismiss()
+    other.dismiss()
+
+
+def test_no_group_is_killed_when_a_work_horse_ends_after_its_last_pod(
+    post: GuardPost, group: subprocess.Popen[bytes], next_group: subprocess.Popen[bytes]
+) -> None:
+    horse = os.fork()
+    if horse == 0:
+        guard = Guard(post=post, until_ms=now_ms() + 100)
+        guard.watch_over(group.pid)
+        guard.dismiss()
+        os._exit(0)
+    os.waitpid(horse, 0)
+    guard = Guard(post=post, until_ms=now_ms() + 200)
+    guard.watch_over(next_group.pid)
+    until(lambda: has_ended(next_group))
+    guard.dismiss()
+    assert not has_ended(group)
+
+
+def test_the_next_pod_gets_its_own_guard_if_the_guarding_process_has_died_meanwhile(
+    group: subprocess.Popen[bytes],
+) -> None:
+    post = GuardPost()
+    Guard(post=post, until_ms=an_hour_from_now()).dismiss()
+    os.kill(post.pid, signal.SIGKILL)
+    os.waitpid(post.pid, 0)
+    guard = Guard(post=post, until_ms=now_ms() + 100)
+    guard.watch_over(group.pid)
+    until(lambda: has_ended(group))
+    guard.dismiss()
+    post.close()
+
+
+def test_a_pipe_serves_only_pods_of_one_cgroup_and_thirty_of_them(tmp_path: Path) -> None:
+    read_ends: list[int] = []
+
+    class Keeper(_Recorder):
+        def enrol(self, read_end: int, cgroup: PodCgroup | None) -> bool:
+            read_ends.append(os.dup(read_end))
+            return True
+
+    keeper = Keeper()
+    for _ in range(31):
+        Guard(post=keeper, until_ms=5_000).dismiss()
+    assert len(read_ends) == 2
+    Guard(PodCgroup(tmp_path), post=keeper, until_ms=5_000).dismiss()
+    assert len(read_ends) == 3
+    for descriptor in read_ends:
+        os.close(descriptor)

@@ -81,6 +81,8 @@ class PendingQueue:
 
     def in_order(self) -> list[GroupState]:
         """Return the single groups, in order."""
+        if not self.singles:
+            return []
         if self._sorted is None:
             self._sorted = sorted(self.singles.values(), key=self._key)
         return self._sorted

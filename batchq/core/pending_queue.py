@@ -704,9 +704,13 @@ def refuse_class(
     """
     peers = group.peers
     assert peers is not None
-    kind = "" if behind is None else behind.detail
-    if peers.shown is not None and peers.verdicts is verdicts and peers.behind == kind:
-        return
+    kind, known = "" if behind is None else behind.detail, peers.verdicts
+    if known is not None and peers.shown is not None and peers.behind == kind:
+        if known is verdicts:
+            return
+        if not known and not verdicts and not peers.is_parked:
+            # It still waits for nothing but the head.
+            return
     peers.verdicts, peers.behind = verdicts, kind
     line = _line_of(session, group)
     shown = verdicts if behind is None else _with_behind(session, verdicts, behind)

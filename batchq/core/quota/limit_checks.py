@@ -49,8 +49,14 @@ def over_limit(
     """
     ledger = session.ledger
     verdicts = []
+    # The usual case: a group that is not charged yet, and no head reservations.
+    is_simple = not ledger.head_reservations and not ledger.charged(group)
     for scope, resource, need, limit in ledger.limited(scopes, wanted):
-        seen = ledger.without(group, scope, resource, asked)
+        seen = (
+            ledger.used(scope, resource)
+            if is_simple
+            else ledger.without(group, scope, resource, asked)
+        )
         if seen + need > limit:
             heads = ""
             if ledger.head_reservations:

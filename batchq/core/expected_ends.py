@@ -44,13 +44,23 @@ class ExpectedEnd(Struct, frozen=True):
 
 def ends(session: Session) -> list[ExpectedEnd]:
     """Return every expected end, ordered by instant, then by the order of the groups."""
-    charged = (group for groups in session.ledger.holding.values() for group in groups.values())
     found: list[ExpectedEnd] = []
-    for group in charged:
-        if (end := _running_end(session, group)) is not None:
-            found.append(end)
-        else:
-            found += _ends_of(session, group)
+    now_ms = session.now_ms
+    for groups in session.ledger.holding.values():
+        for group in groups.values():
+            at = group.ends_at
+            if (
+                at is not None
+                and at > now_ms
+                and group.status is group.record.status
+                and not group.changed_pods
+            ):
+                # Most groups run as they did in the last session, and there may be many.
+                found.append(ExpectedEnd(at, group, (), True))
+            elif (end := _running_end(session, group)) is not None:
+                found.append(end)
+            else:
+                found += _ends_of(session, group)
     found.sort(key=lambda end: (end.at, end.group.order, end.whole))
     return found
 
@@ -106,11 +116,9 @@ def _ends_of_victims(session: Session, group: GroupState) -> Iterator[int | None
 
 
 def _running_end(session: Session, group: GroupState) -> ExpectedEnd | None:
-    """Return the end of a running group with a walltime and no pod being stopped. This is the usual
-    case, and the fast path.
+    """Return the end of a running group with a walltime and no pod being stopped: the usual case,
+    in which the group's end is stored for later sessions.
     """
-    if group.ends_at is not None and group.ends_at > session.now_ms and group.is_as_stored:
-        return ExpectedEnd(group.ends_at, group, (), True)
     started_at, walltime = group.status.started_at, group.record.spec.walltime
     if (
         not group.steady

@@ -15,7 +15,7 @@ group waits for its admission checks. If one of the nodes is lost, new places ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,17 +41,17 @@ def counts_on_others(status: PodGroupStatus) -> bool:
     return status.pledge.stands and status.pledge.expires is None
 
 
-def standing_pledges(session: Session) -> Iterator[tuple[GroupState, Pledge]]:
-    """Yield every preemptor with a pledge, and its pledge."""
+def standing_pledges(session: Session) -> Sequence[tuple[GroupState, Pledge]]:
+    """Return every preemptor with a pledge, and its pledge."""
     known, touched = session.carried.preemptors, session.effects.touched
     preemptors = [
         one
         for one in ({**known, **touched} if known else touched).values()
         if one.status.pledge.victims and one.status.phase not in TERMINAL
     ]
-    if preemptors:
-        for group in sorted(preemptors, key=_by_key):
-            yield group, group.status.pledge
+    if not preemptors:
+        return ()
+    return [(group, group.status.pledge) for group in sorted(preemptors, key=_by_key)]
 
 
 def note_pledge(session: Session, preemptor: GroupState, pledge: Pledge) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase
@@ -57,8 +57,8 @@ class LedgerTimeline:
         self._session = session
         self._ledger = session.ledger
         known = ends(session) if known is None else known
-        self._moves = list(_falls(session, known))
-        self._at = sorted({session.now_ms, *(at for at, *_ in self._moves)})
+        self._moves = _falls(session, known)
+        self._at = sorted({session.now_ms, *[move[0] for move in self._moves]})
         self._columns: dict[Key, list[int]] = {}
         self._asked: dict[tuple[object, ...], _Limits | None] = {}
         #: Request -> the result of `longest_now`, until something is booked.
@@ -480,8 +480,8 @@ class _LedgerThen(LedgerView):
         return self._table.unused_at(parent, resource, self._step)
 
 
-def _falls(session: Session, known: Sequence[ExpectedEnd]) -> Iterator[_Move]:
-    """Yield how much the sums fall at each end.
+def _falls(session: Session, known: Sequence[ExpectedEnd]) -> list[_Move]:
+    """Return how much the sums fall at each end.
 
     The charge of a group that ends completely and is no group's victim ends with it. Other ends are
     tried on the session and undone, because part of what a victim leaves belongs to its preemptor.
@@ -490,12 +490,23 @@ def _falls(session: Session, known: Sequence[ExpectedEnd]) -> Iterator[_Move]:
     uids = [end.group.uid for end in known]
     ends_of = Counter(uids) if len(set(uids)) < len(uids) else dict.fromkeys(uids, 1)
     has_pledges = any(ledger.preemptors.values())
-    if not has_pledges and len(ends_of) == len(known) and all(end.whole for end in known):
+    if not has_pledges and len(ends_of) == len(known) and all([end.whole for end in known]):  # noqa: C419 - a list is faster
         # The usual case.
-        for end in known:
-            group = end.group
-            yield end.at, group.uid, group.scopes, group.fall_of(ledger.charged(group))
-        return
+        return [
+            (end.at, end.group.uid, end.group.scopes, end.group.fall_of(ledger.charged(end.group)))
+            for end in known
+        ]
+    return list(_falls_one_by_one(session, known, ends_of, has_pledges=has_pledges))
+
+
+def _falls_one_by_one(
+    session: Session,
+    known: Sequence[ExpectedEnd],
+    ends_of: Mapping[str, int],
+    *,
+    has_pledges: bool,
+) -> Iterator[_Move]:
+    ledger = session.ledger
     with Statement(session) as trial:
         for end in known:
             group = end.group

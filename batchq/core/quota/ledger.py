@@ -168,9 +168,12 @@ class LedgerView:
         old, old_owed = self._charges.pop(group.uid, {}), self._owed.pop(group.uid, {})
         if not old:
             return
-        for scope in group.scopes:
-            before = minus(old, old_owed[scope]) if old_owed.get(scope) else old
-            self._move(scope, before, {})
+        if old_owed:
+            for scope in group.scopes:
+                before = minus(old, old_owed[scope]) if old_owed.get(scope) else old
+                self._move(scope, before, {})
+        else:
+            self._move_alike(group, old, _NOTHING)
         del self.holding[group.queue][group.uid]
         self.version += 1
 
@@ -262,7 +265,9 @@ class LedgerView:
                 self._move(scope, before, after)
             return
         more = after
-        if before:
+        if before and not after:
+            more = group.fall_of(before)
+        elif before:
             names = {**before, **after}
             more = {
                 name: units for name in names if (units := after.get(name, 0) - before.get(name, 0))

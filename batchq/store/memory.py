@@ -22,7 +22,6 @@ from batchq.api.objects import (
     Node,
     Object,
     Pod,
-    PodGroup,
     PriorityClass,
     Queue,
     ResourceQuota,
@@ -164,7 +163,7 @@ class ObjectRow(Generic[T]):
         items = chunk.items[:place] + chunk.items[place + 1 :]
         if not keys:
             del self._chunks[at]
-        elif len(keys) >= SMALL or not self._join(at, keys, items):
+        elif len(keys) >= SMALL or len(self._chunks) == 1 or not self._join(at, keys, items):
             self._chunks[at] = Chunk(keys[0], keys, items)
 
     def get(self, key: str) -> T | None:
@@ -226,6 +225,8 @@ class ObjectTable:
         self._leases: Mapping[str, int] = {}
         self._standing = ContactStanding()
         self._snapshot: Snapshot | None = None
+        #: What snapshots have besides groups and pods, until any of it changes.
+        self._configured: Snapshot | None = None
 
     def get(self, kind: str, key: str) -> Object | None:
         return self._rows[kind].get(key)
@@ -265,7 +266,7 @@ class ObjectTable:
             for key, pod in row.all().items():
                 self._exchange_pod(key, None, pod)
         self._few.pop(kind, None)
-        self._snapshot = None
+        self._snapshot = self._configured = None
 
     def put(self, kind: str, key: str, item: Object) -> None:
         """Add or replace an object."""
@@ -282,8 +283,9 @@ class ObjectTable:
         self._rows[kind].exchange(key, former, item)
         if kind == "Pod":
             self._exchange_pod(key, former, item)
-        elif kind in self._few:
-            del self._few[kind]
+        elif kind != "PodGroup":
+            self._few.pop(kind, None)
+            self._configured = None
         self._snapshot = None
 
     def set_beats(self, beats: dict[str, int]) -> None:
@@ -291,35 +293,39 @@ class ObjectTable:
         if beats != self._beats:
             self._beats = beats
             self._nodes_with_beats = None
-            self._snapshot = None
+            self._snapshot = self._configured = None
 
     def set_leases(self, leases: Mapping[str, int]) -> None:
         """Set the end of each pod's lease. The mapping must not change afterwards."""
         if leases is not self._leases and leases != self._leases:
             self._leases = leases
-            self._snapshot = None
+            self._snapshot = self._configured = None
 
     def set_standing(self, standing: ContactStanding) -> None:
         """Set the state of the reader's contact with its server."""
         if standing != self._standing:
             self._standing = standing
-            self._snapshot = None
+            self._snapshot = self._configured = None
 
     def snapshot(self, revision: int) -> Snapshot:
         """Return everything, as of `revision`."""
         if self._snapshot is not None and self._snapshot.revision == revision:
             return self._snapshot
-        self._snapshot = Snapshot(
+        if self._configured is None:
+            self._configured = Snapshot(
+                queues=cast(tuple[Queue, ...], self._plain("Queue")),
+                quotas=cast(tuple[ResourceQuota, ...], self._plain("ResourceQuota")),
+                nodes=self._nodes(),
+                admission_checks=cast(tuple[AdmissionCheck, ...], self._plain("AdmissionCheck")),
+                priority_classes=cast(tuple[PriorityClass, ...], self._plain("PriorityClass")),
+                leases=self._leases,
+                standing=self._standing,
+            )
+        self._snapshot = structs.replace(
+            self._configured,
             revision=revision,
-            queues=cast(tuple[Queue, ...], self._plain("Queue")),
-            quotas=cast(tuple[ResourceQuota, ...], self._plain("ResourceQuota")),
-            nodes=self._nodes(),
-            admission_checks=cast(tuple[AdmissionCheck, ...], self._plain("AdmissionCheck")),
-            priority_classes=cast(tuple[PriorityClass, ...], self._plain("PriorityClass")),
-            groups=cast(Rows[PodGroup], self._rows["PodGroup"].all()),
+            groups=self._rows["PodGroup"].all(),
             pods=self._pods_by_group(),
-            leases=self._leases,
-            standing=self._standing,
         )
         return self._snapshot
 

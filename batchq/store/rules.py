@@ -211,11 +211,11 @@ def weigh(charges: tuple[Charge, ...], present: Mapping[str, Held]) -> Weighed:
         held[holder] = now
         if now[0]:
             checked = charge.checked
-            for scope, more in _beyond(now, was):
+            for scope, more in _beyond(now, was) if was[0] else [(one, now[1]) for one in now[0]]:
                 growths.append((checked, scope, more))
                 plus[scope] = _sum(plus[scope], more) if scope in plus else more
         if was[0]:
-            for scope, less in _beyond(was, now):
+            for scope, less in _beyond(was, now) if now[0] else [(one, was[1]) for one in was[0]]:
                 minus[scope] = _sum(minus[scope], less) if scope in minus else less
     return Weighed(plus=plus, minus=minus, growths=growths, held=held)
 
@@ -224,8 +224,6 @@ def _beyond(one: Held, other: Held) -> Sequence[tuple[str, Amounts]]:
     """Return the scopes in which `one` exceeds `other`, in order, and by how much."""
     scopes, amounts = one
     others, lower = other
-    if not others:
-        return [(scope, amounts) for scope in scopes]
     more = {name: units - lower.get(name, 0) for name, units in amounts.items()}
     in_both = {name: units for name, units in more.items() if units > 0}
     found = [(scope, in_both if scope in others else amounts) for scope in scopes]

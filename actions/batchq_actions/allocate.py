@@ -226,7 +226,13 @@ def _place_extras(
     if not queues:
         return
     placed = 0
-    lines = {name: _by_priority(session, groups, extras) for name, groups in queues.items()}
+    lines = {
+        name: levels
+        for name, groups in queues.items()
+        if (levels := _by_priority(session, groups, extras))
+    }
+    if not lines:
+        return
     turns = FairShareSelector(session, lines, lambda name: _first_of(lines[name]))
     while placed < MOST_EXTRAS and (name := turns.next()) is not None:
         levels = lines[name]

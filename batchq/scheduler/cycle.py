@@ -432,7 +432,7 @@ class Scheduler:
         inadmissible: InadmissibleGroups | None,
         carried: SchedulerCache | None,
     ) -> Session:
-        names = tuple(action.name for action in self.actions)
+        names = tuple([action.name for action in self.actions])
         return open_session(
             snapshot,
             now_ms=now_ms,

@@ -460,10 +460,13 @@ class Session:
         )
         self.admission_checks = {item.metadata.name: item for item in snapshot.admission_checks}
         self.carried = cache
-        self._busy = BusyGroups(lambda: cache.busy, self.effects.touched)
-        self._unsettled = BusyGroups(
+        #: Returns the groups that hold anything or could, by key; see `BusyGroups`.
+        self.busy = BusyGroups(lambda: cache.busy, self.effects.touched).by_key
+        #: Returns the busy groups, by key, without those that run with all of their pods and have
+        #: not changed in this session: usually few.
+        self.unsettled = BusyGroups(
             lambda: sorted(cache.unsettled.values(), key=_key_of), self.effects.touched
-        )
+        ).by_key
         cache.take_up(self, inadmissible)
         self.victims.begin()
         self.pending.begin()
@@ -609,16 +612,6 @@ class Session:
     def begin_actions(self) -> None:
         """Separate the changes of the actions from those made before."""
         self.effects.begin_actions(len(self.intents))
-
-    def busy(self) -> list[GroupState]:
-        """Return the groups that hold anything or could, by key; see `BusyGroups`."""
-        return self._busy.by_key()
-
-    def unsettled(self) -> list[GroupState]:
-        """Return the busy groups, by key, without those that run with all of their pods and have
-        not changed in this session: usually few.
-        """
-        return self._unsettled.by_key()
 
     def in_order(self) -> list[GroupState]:
         """Return every group, by key. This visits all groups, so call it only if all are needed."""

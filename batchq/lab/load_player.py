@@ -23,6 +23,7 @@ from batchq.api.notation import SECOND
 from batchq.api.objects import Pod, PodGroup, group_key_of, key_of
 from batchq.api.reasons import Leaving
 from batchq.api.resources import total
+from batchq.api.transaction import Transaction
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
 from batchq.core.session.session import Session
@@ -144,22 +145,22 @@ class Running:
             return False
         del self._on_node[one.pod]
         pod, now_ms = self._pod(one), self._clock.now_ms()
-        group = self._finished_with(pod) if self._removes_at_once else None
-        if group is None:
+        removal = self._removal_with(pod) if self._removes_at_once else None
+        if removal is None:
             ended = simulation.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0)
             write(self._store, self._requests, ended)
         else:
-            write(self._store, self._requests, removal_of(self._store, group))
+            write(self._store, self._requests, removal)
             self.removed.add(one.group)
             self.unseen.pop(one.group, None)
         self._gone(one, pod)
-        if group is not None:
+        if removal is not None:
             self._progress.ended(one.group, now_ms // SECOND)
         return True
 
-    def _finished_with(self, pod: Pod) -> PodGroup | None:
-        """Return the group of a pod if all of its other pods have succeeded, and nothing of it may
-        outlast the pod.
+    def _removal_with(self, pod: Pod) -> Transaction | None:
+        """Return the removal of a pod's group if all of its other pods have succeeded, and nothing
+        of it may outlast the pod.
         """
         group = self._store.get("PodGroup", group_key_of(pod))
         uid = pod.status.group_uid
@@ -170,9 +171,9 @@ class Running:
         pods = self._store.pods_of(uid)
         if len(pods) != self._progress.pods(uid):
             return None
-        if any(one is not pod and one.status.phase != PodPhase.SUCCEEDED for one in pods):
+        if any([one is not pod and one.status.phase != PodPhase.SUCCEEDED for one in pods]):  # noqa: C419 - a list is faster
             return None
-        return group
+        return removal_of(group, pods)
 
     def has_succeeded(self, group: str) -> bool:
         """Return whether all pods of a group, by its uid, have succeeded."""
@@ -229,7 +230,7 @@ class Running:
         if any(pod.status.phase in ON_NODE for pod in pods):
             self._leaving[group.metadata.uid] = key_of(group)
         else:
-            write(self._store, self._requests, removal_of(self._store, group))
+            write(self._store, self._requests, removal_of(group, pods))
 
     def _start(self, pod: Pod) -> None:
         now_ms, group = self._clock.now_ms(), pod.status.group_uid
@@ -272,12 +273,15 @@ def is_settled(report: CycleReport) -> bool:
     that started or succeeded, which the actions have seen. The reasons written last admit no group.
     With many ends, this saves every second session.
     """
-    session = report.session
-    return not report.commit.refused and all(
-        isinstance(intent, intents.SetReasons)
-        or (place < session.effects.first_intent and _is_bookkeeping(intent))
-        for place, intent in enumerate(report.intents)
-    )
+    if report.commit.refused:
+        return False
+    before_actions = report.session.effects.first_intent
+    for place, intent in enumerate(report.intents):
+        if isinstance(intent, intents.SetReasons):
+            continue
+        if place >= before_actions or not _is_bookkeeping(intent):
+            return False
+    return True
 
 
 def is_queue_of_equals(load: Load, config: SchedulerConfig) -> bool:
@@ -329,16 +333,19 @@ def leaves_only_starts(report: CycleReport) -> bool:
     """Return whether the actions of another session at the same instant would decide nothing: for
     one queue of equals, all admitted groups were placed, and only have to start.
     """
+    if report.commit.refused:
+        return False
     session = report.session
-    return not report.commit.refused and all(
-        (
-            session.by_key[intent.group].has_all_placed
-            if isinstance(intent, intents.AdmitGroup)
-            else isinstance(intent, _OF_STARTS)
-        )
-        or (place < session.effects.first_intent and _is_bookkeeping(intent))
-        for place, intent in enumerate(report.intents)
-    )
+    before_actions = session.effects.first_intent
+    for place, intent in enumerate(report.intents):
+        if isinstance(intent, intents.AdmitGroup):
+            if session.by_key[intent.group].has_all_placed:
+                continue
+        elif isinstance(intent, _OF_STARTS):
+            continue
+        if place >= before_actions or not _is_bookkeeping(intent):
+            return False
+    return True
 
 
 def _is_bookkeeping(intent: intents.Intent) -> bool:

@@ -48,6 +48,7 @@ from batchq.api.objects import (
     Node,
     NodeSpec,
     Object,
+    Pod,
     PodGroup,
     PodGroupSpec,
     PodTemplate,
@@ -642,26 +643,22 @@ class Submitter:
         return True
 
 
-def removal_of(store: MemoryStore, group: PodGroup) -> Transaction:
+def removal_of(group: PodGroup, pods: Sequence[Pod]) -> Transaction:
     """Return the removal of a group with its pods and charges. The charges may include pods that
     were stopped and whose end no session has seen yet.
     """
-    uid = group.metadata.uid
-    pods = store.pods_of(uid)
-    released = [
-        *holders_in_store(group),
-        *(f"pod:{pod.metadata.uid}" for pod in pods if pod.status.phase in ON_NODE),
-    ]
+    released = [*holders_in_store(group)]
+    released += [f"pod:{pod.metadata.uid}" for pod in pods if pod.status.phase in ON_NODE]
     if group.status.phase not in TERMINAL:
-        released.append(f"object:{uid}")
+        released.append(f"object:{group.metadata.uid}")
     return Transaction(
         subject=key_of(group),
         writes=(
             Write(kind="PodGroup", key=key_of(group), expect=group.metadata.revision, value=None),
-            *(
+            *[
                 Write(kind="Pod", key=key_of(pod), expect=pod.metadata.revision, value=None)
                 for pod in pods
-            ),
+            ],
         ),
-        charges=tuple(Charge(holder=holder) for holder in released),
+        charges=tuple([Charge(holder=holder) for holder in released]),
     )

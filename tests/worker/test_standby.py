@@ -138,6 +138,23 @@ def test_a_forked_function_has_the_variables_of_its_own_pod_only(
         standby.close()
 
 
+def test_a_forked_function_has_its_own_place_in_its_group(
+    before: frozenset[int], folder: Path
+) -> None:
+    first = {**HERE, "BATCHQ_TASK": "main", "BATCHQ_INDEX": "0", "BATCHQ_GROUP": "first"}
+    standby = Standby(CALLEE, first)
+    try:
+        assert call(standby, folder, "tasks:seen", environment=first)[0].exit_code == 0
+        # One as the first pod has it, another value, and one variable less.
+        environment = {**HERE, "BATCHQ_TASK": "main", "BATCHQ_INDEX": "7"}
+        result = call(standby, folder, "tasks:text_of_environment", environment=environment)[1]
+        assert json.loads(result or b"") == sorted(map(repr, environment.items()))
+        shown = [psutil.Process(pid).environ() for pid in child_pids() - before]
+        assert ["BATCHQ_GROUP" in one for one in shown] == [False]
+    finally:
+        standby.close()
+
+
 def test_a_variable_that_no_process_can_have_is_left_to_the_start(
     standby: Standby, folder: Path
 ) -> None:

@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +34,14 @@ log = structlog.get_logger(__name__)
 _START_PREFIXES = ("PYTHON", "LC_", "LD_", "MALLOC_", "GLIBC_")
 _START_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "HOME", "VIRTUAL_ENV"})
 _MARK = "BATCHQ_STOP_FILE"
+#: Variables that most pods of a work-horse have in common.
+_SHARED_NAMES = tuple(
+    f"BATCHQ_{name}"
+    for name in (
+        *("NAMESPACE", "QUEUE", "NODE", "TASK", "INDEX", "REPLICAS", "ADMISSION", "ATTEMPT"),
+        "STOP_REASON",
+    )
+)
 #: For a fork or a collection; the standby has nothing else to do.
 _ANSWERS_WITHIN_S = 10.0
 _KILLED_WITHIN_S = 2.0
@@ -52,20 +60,20 @@ class Standby:
     ) -> None:
         """Start it in the environment of a pod.
 
-        It serves only pods whose start variables are the same. If pods have a PID namespace, it
-        runs in that. `common`: variables that all pods get, so that few remain to be set for each.
-        Raise OSError.
+        It serves only pods with the same variables that are read at the start. If pods have a PID
+        namespace, it runs in that. `common`: variables that all pods get, so that few remain to be
+        set for each. Raise OSError.
         """
         self._namespace = namespace
-        self._start_environment = _start_variables(environment)
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.settimeout(_ANSWERS_WITHIN_S)
         #: The process that was forked ahead and has no order yet.
         self._ahead: _Ahead | None = None
         # Only these: the environment of one pod must not reach another.
         self._given = {
-            **common,
-            **self._start_environment,
+            **{name: value for name, value in common.items() if not _is_read_at_start(name)},
+            **{name: environment[name] for name in _SHARED_NAMES if name in environment},
+            **{name: value for name, value in environment.items() if _is_read_at_start(name)},
             "PATH": environment.get("PATH", os.defpath),
             # Marks leftovers as this agent's.
             _MARK: environment.get(_MARK, ""),
@@ -121,10 +129,15 @@ class Standby:
         `descriptors`: its stdin, stdout and stderr, and the way into its cgroup if it has one.
         """
         folder = folder or str(Path.cwd())
-        is_same = _start_variables(environment) == self._start_environment
-        if not is_same or not os.access(folder, os.X_OK) or self._process.poll() is not None:
+        given = self._given
+        changed = [name for name, value in environment.items() if given.get(name) != value]
+        missing = [name for name in given if name not in environment]
+        if any(map(_is_read_at_start, (*changed, *missing))):
             return None
-        parts = [str(bounds.memory_bytes or 0), folder, *self._changes(environment)]
+        if not os.access(folder, os.X_OK) or self._process.poll() is not None:
+            return None
+        changes = (f"{name}={environment[name]}" for name in changed)
+        parts = [str(bounds.memory_bytes or 0), folder, *changes, *missing]
         order = os.fsencode("\0".join(parts))
         if order.count(b"\0") >= len(parts):
             # No process can be started with this variable or folder, and the caller says so.
@@ -161,13 +174,6 @@ class Standby:
         if self._ahead is not None:
             self._ahead.end()
             self._ahead = None
-
-    def _changes(self, environment: Mapping[str, str]) -> Iterator[str]:
-        """Yield the variables that differ from those of the interpreter, as orders have them."""
-        for name, value in environment.items():
-            if self._given.get(name) != value:
-                yield f"{name}={value}"
-        yield from self._given.keys() - environment.keys()
 
     def _reap(self, pid: int) -> int | None:
         """Return the wait status of a forked process that has ended; None if it is unknown."""
@@ -315,9 +321,5 @@ class Functions:
             self._standby = None
 
 
-def _start_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(_START_PREFIXES) or name in _START_NAMES
-    }
+def _is_read_at_start(name: str) -> bool:
+    return name.startswith(_START_PREFIXES) or name in _START_NAMES

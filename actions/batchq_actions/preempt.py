@@ -47,7 +47,7 @@ class Preempt:
             return
         # 3. Preemptors without victims are left out before fair shares are worked out, which costs
         #    more than looking for victims.
-        preemptors = gang_preemptors(session, partial(_prefilter, session))
+        preemptors = gang_preemptors(session, partial(_prefilter, session), self.name)
         if preemptors.may_any(partial(has_victims, session)):
             # 4. One preemptor after the other, the queue with the lowest share first.
             serve_preemptors(session, preemptors, partial(serve_gang, action=self.name))

@@ -70,9 +70,10 @@ class Reclaim:
         #    these preemptors need.
         choose_new_victims(session, self.name)
         # 2. Gangs, the queue with the lowest share first: without its gang a group does not start.
-        prefilter = partial(_prefilter, session)
+        exist = borrowers_of(session, POINT).exist()
+        prefilter = partial(_prefilter, session) if exist else _nothing_to_take
         serve = partial(serve_gang, action=self.name)
-        serve_preemptors(session, gang_preemptors(session, prefilter), serve)
+        serve_preemptors(session, gang_preemptors(session, prefilter, self.name), serve)
         # 3. Single pods of running groups, with what gangs have left.
         serve_preemptors(session, elastic_preemptors(session), _serve_extras)
 
@@ -95,6 +96,10 @@ class Reclaim:
             return ["it would fit into the head reservation of another queue"]
         request = GangFromOthers(preemptor=group, need=need, asked=group.reservation)
         return [*_keepers(session, queues), *why_spared(session, request, POINT, queues)]
+
+
+def _nothing_to_take(name: str) -> None:
+    """Return None: no queue holds more than it deserves."""
 
 
 def _prefilter(session: Session, name: str) -> Callable[[PodRequest], bool] | None:

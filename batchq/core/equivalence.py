@@ -44,6 +44,7 @@ class PendingQueue:
         "singles",
         "unparked",
         "unwritten",
+        "version",
     )
 
     def __init__(self) -> None:
@@ -61,6 +62,8 @@ class PendingQueue:
         self.demand: dict[str, int] = {}
         #: Classes that have become empty: groups with equal requests often follow.
         self._former: dict[Key, EquivalenceClass] = {}
+        #: Rises when a class comes or goes, and when `demand` changes.
+        self.version = 0
         self._sorted: list[GroupState] | None = None
         self._key: Callable[[GroupState], Key] = _by_key
 
@@ -112,6 +115,7 @@ class PendingQueue:
             if (former := self._former.pop(key, None)) is not None:
                 peers.take_over(former)
             self.kinds.setdefault(kind_of(group), {})[key] = peers
+            self.version += 1
         group.peers, group.line_key = peers, line_key
         peers.members.add(line_key, group)
         reasons, (last_reasons, reasons_key, members) = (
@@ -151,6 +155,7 @@ class PendingQueue:
         if len(self._former) >= _MOST_FORMER:
             self._former.clear()
         self._former[peers.asks] = peers
+        self.version += 1
         for classes in (self.classes, self.unparked, self.unwritten, self.kinds[kind]):
             classes.pop(peers.asks, None)
         if not self.kinds[kind]:
@@ -164,6 +169,7 @@ class PendingQueue:
 
     def _ask_for(self, amounts: Amounts, count: int = 1) -> None:
         demand = self.demand
+        self.version += 1
         for name, units in amounts.items() if count else ():
             demand[name] = demand.get(name, 0) + units * count
 
@@ -343,6 +349,48 @@ class ClassSelection:
             )
             for name in dict.fromkeys((*singles, *tried))
         }
+
+
+class UnmetRequests:
+    """The queues in which an action found no request that could be met, with the versions of their
+    sums and lines and what they deserved then. Kept across sessions.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, int, Amounts | None]] = {}
+        self._generation: object = None
+        self._versions: Mapping[str, int] = {}
+        self._deserved: Mapping[str, Amounts] = {}
+        self._passing: Container[str] = ()
+
+    def begin(
+        self,
+        generation: object,
+        versions: Mapping[str, int],
+        deserved: Mapping[str, Amounts],
+        passing: Container[str],
+    ) -> None:
+        """Begin the action in a session, with the versions of the sums of queues. In the queues
+        `passing`, more decides than that and what they deserve.
+        """
+        if self._generation != generation:
+            self._generation = generation
+            self._known.clear()
+        self._versions, self._deserved, self._passing = versions, deserved, passing
+
+    def still_holds(self, name: str, line: PendingQueue) -> bool:
+        """Return whether no request in a queue could be met, because none could before."""
+        known = self._known.get(name)
+        return known is not None and name not in self._passing and known == self._now(name, line)
+
+    def note(self, name: str, line: PendingQueue) -> None:
+        """Store that no request in a queue could be met."""
+        if name not in self._passing:
+            self._known[name] = self._now(name, line)
+
+    def _now(self, name: str, line: PendingQueue) -> tuple[int, int, Amounts | None]:
+        deserved = self._deserved.get(name)
+        return (self._versions.get(name, 0), line.version, deserved and dict(deserved))
 
 
 class WakeUpIndex:

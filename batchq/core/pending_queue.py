@@ -23,6 +23,7 @@ from batchq.core.equivalence import (
     PendingIterator,
     PendingQueue,
     QueueState,
+    UnmetRequests,
 )
 from batchq.core.extension import Registration
 from batchq.core.kept_capacity import awaits_victims, gives_way_to
@@ -295,6 +296,7 @@ def select(
     *,
     may: Callable[[GroupState], bool],
     lacks: Callable[[Blockers], bool],
+    unmet: UnmetRequests,
 ) -> ClassSelection:
     """Return the classes of queues in which any request could be met, with members that `may` evict
     and whose verdicts match `lacks`.
@@ -306,7 +308,9 @@ def select(
     later: list[EquivalenceClass] = []
     for name, queue in session.queues.items():
         kinds = queue.line.kinds
-        may_meet = prefilter(name) if kinds else None
+        if not kinds or unmet.still_holds(name, queue.line):
+            continue
+        may_meet = prefilter(name)
         if may_meet is None:
             continue
         likely: list[_Kind] = []
@@ -317,6 +321,8 @@ def select(
         if likely:
             tried += _lacking(likely, may, lacks)
             later += _lacking(others, may, lacks)
+        else:
+            unmet.note(name, queue.line)
     return ClassSelection(tried, later)
 
 

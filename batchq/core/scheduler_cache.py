@@ -23,6 +23,7 @@ It changes no decision: without it, all states would be built from the snapshot,
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ from batchq.api.objects import (
 from batchq.api.resources import Amounts, scaled
 from batchq.api.transaction import CLUSTER, hard_limit, limit_of_queue, namespace_scope, queue_scope
 from batchq.core.chunks import Ordered, Rows
-from batchq.core.equivalence import PendingQueue, QueueState, WakeUpIndex
+from batchq.core.equivalence import PendingQueue, QueueState, UnmetRequests, WakeUpIndex
 from batchq.core.extension import (
     POINT_OF_RULE,
     POINTS,
@@ -63,7 +64,7 @@ from batchq.core.placement.feasibility import NODE_REFUSALS, NodeRefusals
 from batchq.core.placement.node_order import at_once
 from batchq.core.placement.topology import choose_at_opening, may_choose
 from batchq.core.quota import QueueTree, scopes_in
-from batchq.core.quota.fair_shares import ENDED, EndedUsage
+from batchq.core.quota.fair_shares import ENDED, EndedUsage, FairShares
 from batchq.core.quota.ledger import LedgerView
 from batchq.core.session.session import WholeGroups
 from batchq.core.session.session_nodes import NodeCache, hold_the_same
@@ -200,6 +201,8 @@ class SchedulerCache:
         self.unsettled: dict[str, GroupState] = {}
         #: The others.
         self.whole = WholeGroups()
+        #: Action -> the queues in which it found no request that it could meet.
+        self.unmet: defaultdict[str, UnmetRequests] = defaultdict(UnmetRequests)
         self.wake_up_index = WakeUpIndex()
         self.node_refusals = NodeRefusals()
         #: By uid: groups whose records have kept places; and groups that wait only for nodes and
@@ -211,6 +214,8 @@ class SchedulerCache:
         #: The groups that are not over and share nodes in a way of their own.
         self.sharing: dict[str, GroupState] = {}
         self.ledger = LedgerView({})
+        #: What queues demand and deserve, as of the last session that needed it.
+        self.fair_shares: FairShares | None = None
         #: The usage of ended groups.
         self.ended = EndedUsage()
         #: Uid -> the groups that depend on it, by uid.
@@ -717,6 +722,8 @@ class SchedulerCache:
                 holding = self.ledger.holding.get(group.queue, {})
                 if group.uid in holding:
                     holding[group.uid] = group
+                    # Its priority may be another one.
+                    self.ledger.moved.append(group.queue)
         for preemptor in self.preemptors.values():
             self.ledger.recharge(preemptor)
 

@@ -24,7 +24,7 @@ from batchq.api.resources import Amounts, minus, of_pod, total
 from batchq.api.transaction import queue_scope
 from batchq.core.eligibility import holds_off, stops_of
 from batchq.core.equivalence import ClassSelection, PendingIterator
-from batchq.core.kept_capacity import release_to
+from batchq.core.kept_capacity import release_to, standing_pledges
 from batchq.core.pending_queue import out_of_line_refusals, select
 from batchq.core.placement.elastic import (
     lacking_on_nodes,
@@ -96,7 +96,7 @@ class PodRequest(NamedTuple):
 VictimPrefilter: TypeAlias = Callable[[str], Callable[[PodRequest], bool] | None]
 
 
-def gang_preemptors(session: Session, prefilter: VictimPrefilter) -> Preemptors:
+def gang_preemptors(session: Session, prefilter: VictimPrefilter, action: str) -> Preemptors:
     """Return the groups that wait only for capacity, without those that have a pledge.
 
     A group that is refused because it is not first in line, or for a reason that capacity does not
@@ -117,11 +117,20 @@ def gang_preemptors(session: Session, prefilter: VictimPrefilter) -> Preemptors:
         and _waits_for_capacity(session, group)
         and may_preempt(session, group)
     ]
+    unmet = session.carried.unmet[action]
+    # A test for reclaim compares sums with what queues deserve, without their pledges.
+    unmet.begin(
+        session.pending.generation,
+        session.ledger.versions,
+        deserved_of_queues(session) if action == RECLAIM else {},
+        {*session.ledger.moved, *(group.queue for group, _ in standing_pledges(session))},
+    )
     alike = select(
         session,
         lambda name: _group_test(session, prefilter, name),
         may=lambda group: may_evict(session, group),
         lacks=_lack_capacity,
+        unmet=unmet,
     )
     return Preemptors(groups, alike)
 

@@ -41,6 +41,13 @@ class QueueTree:
         self.has_stops = any(one.spec.stop_policy != "None" for one in self.records.values())
         #: Whether any queue states how many pods it deserves.
         self.deserves_pods = any(PODS in one.spec.deserved for one in self.records.values())
+        #: Every dimension that any queue names.
+        self.resources = frozenset(
+            name
+            for one in self.records.values()
+            for stated in (one.spec.capability, one.spec.deserved, one.spec.guarantee)
+            for name in stated
+        )
         self._chains: dict[str, tuple[str, ...]] = {}
         self._guarantees: dict[str, Amounts] = {}
         self._below: dict[str, Amounts] = {}

@@ -37,6 +37,7 @@ from batchq.api.resources import (
     total,
 )
 from batchq.api.transaction import POD_GROUPS, queue_scope
+from batchq.core.equivalence import QueueState
 from batchq.core.kept_capacity import (
     leaves_whole,
     standing_pledges,
@@ -179,6 +180,14 @@ def fair_shares(session: Session) -> FairShares:
     return session.get(FAIR_SHARES)
 
 
+def _fair_shares_now(session: Session) -> FairShares:
+    """Return what queues demand and deserve now, by the last session's object if possible."""
+    known: FairShares | None = session.carried.fair_shares
+    if known is None or not known.follow(session):
+        known = session.carried.fair_shares = FairShares(session)
+    return known
+
+
 def deserved_of_queues(session: Session) -> dict[str, Amounts]:
     """Return what each queue deserves, in every dimension that a node or a queue names."""
     return session.get(FAIR_SHARES).deserved
@@ -240,31 +249,42 @@ def ask_for(session: Session, group: GroupState) -> None:
 
 def resources_named(session: Session) -> list[str]:
     """Return every dimension that a node or a queue names, sorted."""
-    named: set[str] = set()
+    named = set(session.tree.resources)
     for node in session.nodes.by_name.values():
         named.update(node.record.spec.resources)
-    for queue in session.queues.values():
-        spec = queue.record.spec
-        named.update(spec.capability, spec.deserved, spec.guarantee)
     return sorted(named)
 
 
 class FairShares:
-    """Demand and deserved of every queue in one session, updated as demand grows."""
+    """Demand and deserved of every queue, updated as demand grows.
+
+    The scheduler cache keeps the object, and each session works out again only what may have
+    changed.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._resources = list(dict.fromkeys((*resources_named(session), PODS)))
+        self._of = (session.tree, session.ledger.limits)
+        self._resources = _resources(session)
         self._children = _children(session)
-        self.demands = _demands_of_groups(session)
+        #: The queues with children, the root first.
+        self._parents = [ROOT]
+        for parent in self._parents:
+            self._parents += [one for one in self._children[parent] if one in self._children]
+        #: What groups hold and request in each queue itself, and the versions of its sums and of
+        #: its line for which that was computed; None if it may change without them.
+        self._asked: dict[str, Amounts] = {}
+        self._versions: dict[str, tuple[int, int] | None] = {}
+        self.demands: dict[str, Amounts] = {}
         #: Queue -> min(demand, capability): the most that it could use.
         self._wanted: dict[str, Amounts] = {}
         #: (queue, resource) -> the part of it that no child of the queue wants; None if all is
         #: wanted.
         self._unwanted: dict[tuple[str, str], int | None] = {}
-        self.deserved: dict[str, Amounts] = {ROOT: _of_root(session, self._resources)}
-        #: Queues whose deserved has changed since it was first computed, in the order of the
-        #: changes.
+        self.deserved: dict[str, Amounts] = {name: {} for name in session.queues}
+        self.deserved[ROOT] = {}
+        #: Queues whose deserved has changed in this session since it was first computed, in the
+        #: order of the changes.
         self.moved: list[str] = []
         self._work_out()
 
@@ -277,20 +297,61 @@ class FairShares:
         found.moved = []
         return found
 
+    def follow(self, session: Session) -> bool:
+        """Update everything for another session; return False if that takes a new object."""
+        self._session = session
+        is_of_it = self._of[0] is session.tree and self._of[1] is session.ledger.limits
+        if not is_of_it or self._resources != _resources(session):
+            return False
+        self._work_out()
+        return True
+
     def _work_out(self) -> None:
-        parents = [ROOT]
-        for parent in parents:
-            parents += [child for child in self._children[parent] if child in self._children]
-        for parent in reversed(parents):
-            for child in self._children[parent]:
-                self._wanted[child] = self._bounded(child)
-                self.deserved[child] = {}
-            below = total(self._wanted[child] for child in self._children[parent])
-            self.demands[parent] = plus(self._of_its_own(parent), below)
-        for parent in parents:
+        dirty = self._count()
+        outdated: set[tuple[str, str]] = set()
+        for parent in reversed(self._parents):
+            changed = [child for child in self._children[parent] if child in dirty]
+            for child in changed:
+                before, after = self._wanted.get(child), self._bounded(child)
+                if before != after:
+                    self._wanted[child] = after
+                    names = self._resources if before is None else {**before, **after}
+                    outdated.update((parent, name) for name in names)
+            if changed or parent in dirty:
+                below = total(self._wanted[child] for child in self._children[parent])
+                self.demands[parent] = plus(self._of_its_own(parent), below)
+                dirty.add(parent)
+        available = _of_root(self._session, self._resources)
+        if self.deserved[ROOT] != available:
+            self.deserved[ROOT] = available
+            outdated.update((ROOT, name) for name in self._resources)
+        for parent in self._parents:
             for resource in self._resources:
-                self._fill(parent, resource)
+                if (parent, resource) in outdated:
+                    changed = self._fill(parent, resource)
+                    outdated.update((one, resource) for one in changed if one in self._children)
         self.moved.clear()
+
+    def _count(self) -> set[str]:
+        """Count what groups hold and request in the queues in which that may have changed; return
+        these queues.
+        """
+        session = self._session
+        asked, let_in = _asked_of_groups(session), let_in_of_classes(session)
+        versions_of, passing = session.ledger.versions, {*session.ledger.moved, *asked, *let_in}
+        dirty: set[str] = set()
+        for name, queue in session.queues.items():
+            line = queue.line
+            is_passing = line.singles or line.unparked or name in passing
+            versions = None if is_passing else (versions_of.get(name, 0), line.version)
+            if versions is not None and versions == self._versions.get(name):
+                continue
+            self._versions[name] = versions
+            self._asked[name] = self.demands[name] = _demand_of(
+                session, queue, asked.get(name, ()), let_in.get(name, ())
+            )
+            dirty.add(name)
+        return dirty
 
     def _of_its_own(self, parent: str) -> Amounts:
         """Return what groups hold in a queue that was given children later."""
@@ -298,7 +359,7 @@ class FairShares:
             return {}
         sums = self._session.ledger.sums
         below = (sums.get(queue_scope(child), {}) for child in self._children[parent])
-        return minus(self.demands.get(parent, {}), total(below))
+        return minus(self._asked.get(parent, {}), total(below))
 
     def _bounded(self, queue: str) -> Amounts:
         limits = self._session.ledger.limits.get(queue_scope(queue), {})
@@ -395,28 +456,33 @@ def _of_root(session: Session, resources: list[str]) -> Amounts:
     return {name: stated.get(name, available.get(name, 0)) for name in resources}
 
 
-def _demands_of_groups(session: Session) -> dict[str, Amounts]:
-    """Return the demand of each queue: what its groups hold and request."""
-    asked: dict[str, list[Amounts]] = {name: [] for name in session.queues}
-    for group in session.busy():
+def _resources(session: Session) -> list[str]:
+    return list(dict.fromkeys((*resources_named(session), PODS)))
+
+
+def _asked_of_groups(session: Session) -> dict[str, list[Amounts]]:
+    """Return, by queue, what groups request beside what the ledger and the lines say."""
+    asked: dict[str, list[Amounts]] = {}
+    # A group that runs with all of its pods requests no more.
+    for group in session.unsettled():
         # Checked first, because there are many external groups, and they have no pods.
-        if not group.is_external and is_admitted(group) and group.queue in asked:
-            asked[group.queue].append(_requests_beyond_charge(group))
+        if not group.is_external and is_admitted(group):
+            asked.setdefault(group.queue, []).append(_requests_beyond_charge(group))
     for group, _ in standing_pledges(session):
-        if group.queue in asked:
-            asked[group.queue].append(_counted_with_victims(session, group))
-    let_in = let_in_of_classes(session)
-    could_be_let_in = partial(_could_be_let_in, session)
-    demands = {}
-    for name, queue in session.queues.items():
-        ledger = session.ledger.sums.get(queue_scope(name), {})
-        alone = (group for group in queue.line.in_order() if _is_in_line(session, group))
-        in_line = (group.reservation for group in alone)
-        together = minus(
-            asked_in_classes(session, queue, could_be_let_in), total(let_in.get(name, ()))
-        )
-        demands[name] = total([ledger, together, *in_line, *asked[name]])
-    return demands
+        asked.setdefault(group.queue, []).append(_counted_with_victims(session, group))
+    return asked
+
+
+def _demand_of(
+    session: Session, queue: QueueState, asked: Iterable[Amounts], let_in: Iterable[Amounts]
+) -> Amounts:
+    """Return the demand of a queue: what its groups hold and request."""
+    ledger = session.ledger.sums.get(queue_scope(queue.name), {})
+    alone = (group for group in queue.line.in_order() if _is_in_line(session, group))
+    in_line = (group.reservation for group in alone)
+    in_classes = asked_in_classes(session, queue, partial(_could_be_let_in, session))
+    together = minus(in_classes, total(let_in))
+    return total([ledger, together, *in_line, *asked])
 
 
 def _counted_with_victims(session: Session, preemptor: GroupState) -> Amounts:
@@ -589,6 +655,6 @@ def _count(sums: dict[str, int], amounts: Amounts, times: int) -> None:
 
 
 #: What queues demand and deserve in a session.
-FAIR_SHARES: StateKey[FairShares] = StateKey("fair shares", FairShares)
+FAIR_SHARES: StateKey[FairShares] = StateKey("fair shares", _fair_shares_now)
 #: The usage of ended groups; the scheduler cache provides the object.
 ENDED: StateKey[EndedUsage] = StateKey("ended", lambda _: EndedUsage())

@@ -146,6 +146,8 @@ class LedgerView:
         self.changed_groups: list[GroupState] = []
         #: Rises with every change; equal versions give equal answers.
         self.version = 0
+        #: Queue -> the version at the end of the last session that changed its sum or its holders.
+        self.versions: dict[str, int] = {}
 
     def go_by(self, limits: Mapping[str, Amounts], tree: QueueTree) -> None:
         """Replace the limits, and the guarantees of the same tree; the sums stay."""
@@ -160,6 +162,7 @@ class LedgerView:
     def begin(self, owed_to: Callable[[GroupState], ByScope]) -> None:
         """Begin a session without pledges and head reservations, which the session adds itself."""
         self._owed_to = owed_to
+        self.versions.update(dict.fromkeys(self.moved, self.version))
         self.preemptors, self.head_reservations, self.moved, self.changed_groups = {}, {}, [], []
         self.version += 1
 

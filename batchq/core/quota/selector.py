@@ -274,6 +274,11 @@ class Borrowers:
         self._below: dict[str, dict[str, None]] = {}
         self._charges_seen = self._shares_seen = -1
 
+    def exist(self) -> bool:
+        """Return whether any queue holds more than it deserves."""
+        self._catch_up()
+        return any(map(self._holds, self._over))
+
     def exist_beside(self, queue: str) -> bool:
         """Return whether any other queue holds more than it deserves."""
         self._catch_up()

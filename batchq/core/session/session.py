@@ -118,6 +118,8 @@ class CarriedState(Protocol):
     unsettled: dict[str, GroupState]
     whole: WholeGroups
     ledger: LedgerView
+    fair_shares: Any
+    unmet: Any
     wake_up_index: WakeUpIndex
     dependents: dict[str, dict[str, None]]
     placed: dict[str, GroupState]

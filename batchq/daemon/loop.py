@@ -2,10 +2,11 @@
 
 Only the session thread decides. Everything else changes only the time of its next turn. A change in
 the store makes the next turn earlier, and so does an instant at which, according to the last turn,
-something is due. Many changes at once cause one turn, and two turns are at least
-`min_session_interval_ms` apart. After resources were freed, a quarter of the last turn's duration
-is enough, because a group may be waiting for them. If the store does not answer, the next turn is
-delayed.
+something is due. Many changes at once cause one turn, and two turns begin at least
+`min_session_interval_ms` apart. After a long turn the loop pauses for an eighth of its duration,
+but no longer than that interval. After resources were freed, a quarter of the last turn's duration
+is always enough, because a group may be waiting for them. If the store does not answer, the next
+turn is delayed.
 
 APScheduler keeps the period. The turns between, which follow each other within milliseconds on a
 busy cluster, are planned without it: moving one of its jobs costs as much as a short turn.
@@ -191,7 +192,7 @@ class Loop:
 
     @property
     def apart_s(self) -> float:
-        """The least interval between turns, in seconds."""
+        """The least interval between the beginnings of turns, in seconds."""
         return self._apart_s
 
     def hanging_s(self) -> float:
@@ -257,8 +258,9 @@ class Loop:
                 self._changed.notify_all()
 
     def _distance_s(self) -> float:
-        """Return the least distance between the last turn and the next, in seconds."""
-        return min(self._apart_s, self._lasted_s / 4) if self._hurried else self._apart_s
+        """Return the least pause between the last turn and the next, in seconds."""
+        pause_s = max(self._apart_s - self._lasted_s, min(self._apart_s, self._lasted_s / 8))
+        return min(pause_s, self._lasted_s / 4) if self._hurried else pause_s
 
     def _is_idle(self) -> bool:
         return self._running_since is None

@@ -20,7 +20,7 @@ from batchq.core.session.state import GroupState, is_admitted
 #: How many node losses in one admission a pod may have before a new bind waits.
 FREE_LOSSES = 2
 #: For how long a session may defer status that only informs people (ms).
-DEFERRED_MS = 500
+DEFERRED_MS = 1_000
 #: Later than all instants.
 NEVER = 2**63 - 1
 _REQUEUED = frozenset({PodPhase.EVICTED, PodPhase.FAILED})

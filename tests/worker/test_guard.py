@@ -197,10 +197,10 @@ def test_the_next_pod_of_a_work_horse_is_guarded_and_the_former_is_left_alone(
     group: subprocess.Popen[bytes],
     next_group: subprocess.Popen[bytes],
 ) -> None:
-    former = Guard(post=post, until_ms=an_hour_from_now())
+    former = Guard(post=post, until_ms=now_ms() + 1_000)
     former.watch_over(group.pid)
     former.dismiss()
-    guard = Guard(post=post, until_ms=now_ms() + 100)
+    guard = Guard(post=post, until_ms=now_ms() + 1_000)
     guard.watch_over(next_group.pid)
     until(lambda: has_ended(next_group))
     guard.dismiss()
@@ -210,7 +210,7 @@ def test_the_next_pod_of_a_work_horse_is_guarded_and_the_former_is_left_alone(
 def test_a_pod_is_given_more_time_without_waking_the_guard(
     post: GuardPost, group: subprocess.Popen[bytes], next_group: subprocess.Popen[bytes]
 ) -> None:
-    guard, first_ms = Guard(post=post, until_ms=now_ms() + 100), now_ms() + 100
+    guard, first_ms = Guard(post=post, until_ms=now_ms() + 1_000), now_ms() + 1_000
     guard.watch_over(group.pid)
     guard.allow_until(an_hour_from_now())
     # This group ends after the guard has looked at both.
@@ -251,6 +251,19 @@ def test_the_next_pod_gets_its_own_guard_if_the_guarding_process_has_died_meanwh
     until(lambda: has_ended(group))
     guard.dismiss()
     post.close()
+
+
+def test_a_pod_whose_time_is_over_before_that_of_the_former_is_killed_in_time(
+    post: GuardPost, group: subprocess.Popen[bytes]
+) -> None:
+    former = Guard(post=post, until_ms=an_hour_from_now())
+    # The guard reads no more of this pipe for an hour.
+    await_death([group.pid], 0.2)
+    former.dismiss()
+    guard = Guard(post=post, until_ms=now_ms() + 100)
+    guard.watch_over(group.pid)
+    until(lambda: has_ended(group))
+    guard.dismiss()
 
 
 def test_a_pipe_serves_only_pods_of_one_cgroup_and_thirty_of_them(tmp_path: Path) -> None:

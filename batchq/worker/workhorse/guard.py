@@ -39,10 +39,12 @@ _HOLD = b"hold"
 
 
 class _Pipe(Struct, kw_only=True):
-    """The write end of a pipe to the guarding process, and how many pods have used it."""
+    """The write end of a pipe to the guarding process, and what its pods have written so far."""
 
     write_end: int
     cgroup: PodCgroup | None
+    #: The latest instant; the guarding process may read nothing before it.
+    until_ms: int = 0
     pods: int = 0
 
     def close(self) -> None:
@@ -69,7 +71,10 @@ class Guard:
         self._is_on_duty = True
         #: The latest instant that the guard was told.
         self._until_ms = 0
-        if post is not None and until_ms is not None and (former := post.take(cgroup)) is not None:
+        former = None
+        if post is not None and until_ms is not None:
+            former = post.take(cgroup, until_ms)
+        if former is not None and until_ms is not None:
             self._pipe = former
             self.allow_until(until_ms)
             if self._until_ms == until_ms:
@@ -99,7 +104,7 @@ class Guard:
         The supervision calls it in every turn, so an instant that changes nothing is not sent.
         """
         if at_ms > self._until_ms and self._tell(f"until {at_ms}"):
-            self._until_ms = at_ms
+            self._until_ms = self._pipe.until_ms = at_ms
 
     def dismiss(self) -> None:
         """Release the guard; may be called twice."""
@@ -160,10 +165,12 @@ class GuardPost:
             return False
         return True
 
-    def take(self, cgroup: PodCgroup | None) -> _Pipe | None:
-        """Return the pipe of a former pod with the same cgroup; None if there is none."""
+    def take(self, cgroup: PodCgroup | None, until_ms: int) -> _Pipe | None:
+        """Return the pipe of a former pod with the same cgroup; None if there is none, or if the
+        guarding process might read it too late for this instant.
+        """
         spare, self._spare = self._spare, None
-        if spare is not None and spare.cgroup != cgroup:
+        if spare is not None and (spare.cgroup != cgroup or spare.until_ms > until_ms):
             spare.close()
             return None
         return spare

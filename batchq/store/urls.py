@@ -193,7 +193,9 @@ def _parse(url: str) -> _Parts:
     if "#" in rest:
         raise _malformed("it contains a #; in a password, write it as %23")
     try:
-        urlsplit(url)
+        # Each host for itself: newer Pythons refuse brackets that follow another host.
+        for host in rest.partition("?")[0].partition("/")[0].split(","):
+            urlsplit(f"{scheme}://{host}")
     except ValueError:
         raise _malformed("it cannot be parsed; in a password, write [ ] as %5B %5D") from None
     front, _, query = rest.partition("?")

@@ -315,7 +315,9 @@ def test_any_number_of_pods_is_looked_up_in_as_many_requests_as_one(
     asked, ask = [], Link.ask
 
     def counted(link: Link, work: Any) -> Any:
-        asked.append(work)
+        # Any thread reads the server's clock now and then.
+        if "ServerClock" not in repr(work):
+            asked.append(work)
         return ask(link, work)
 
     pod.delegate.pod_hold(pod.attempt)
@@ -325,8 +327,7 @@ def test_any_number_of_pods_is_looked_up_in_as_many_requests_as_one(
     asked.clear()
     others = [PodAttempt(f"unknown-{number}", 1) for number in range(200)]
     assert set(pod.delegate.pod_holds([*others, pod.attempt])) == {pod.attempt}
-    # The server's clock is read now and then.
-    assert len(asked) <= for_one + 1
+    assert len(asked) == for_one
 
 
 def test_a_token_is_revoked_while_the_pods_with_streams_are_still_being_looked_up(

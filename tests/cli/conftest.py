@@ -36,7 +36,9 @@ Batchq = Callable[..., Ran]
 def run(*words: str, stdin: str | bytes = "", url: str | None = None) -> Ran:
     """Run one command; an error that is not the user's is raised."""
     before = [] if url is None else ["--redis-url", url]
-    result = CliRunner().invoke(main, [*before, *words], input=stdin, catch_exceptions=False)
+    result = CliRunner().invoke(
+        main, [*before, *words], input=stdin, catch_exceptions=False, prog_name="batchq"
+    )
     return Ran(result.exit_code, result.stdout, result.stderr)
 
 

@@ -125,6 +125,31 @@ def test_a_command_that_does_not_exist_is_answered_with_the_nearest() -> None:
     assert done.err.splitlines()[0] == "error: there is no command 'job'; did you mean jobs?"
 
 
+def mistakes_with(name: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words after a command's name of command lines that click refuses."""
+    command = dict(commands())[name]
+    # An unknown option of `rsh` is one of ssh's.
+    if name != "rsh":
+        yield ("--no-such-option",)
+    for param in command.params:
+        if isinstance(param, click.Option) and not param.is_flag:
+            yield (param.opts[0],)
+        elif isinstance(param, click.Option) and param.opts[0].startswith("--"):
+            yield (f"{param.opts[0]}=1",)
+    if any(isinstance(param, click.Argument) and param.required for param in command.params):
+        yield ()
+    if isinstance(command, click.Group):
+        yield ("no-such-command",)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hint_names_the_help_of_the_command_that_was_meant(name: str) -> None:
+    for mistake in mistakes_with(name):
+        done = run(*name.split(), *mistake)
+        assert done.code == 2, (mistake, done)
+        assert done.err.splitlines()[1:] == [f"hint: see `batchq {name} --help`"], (mistake, done)
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_a_script_for_the_shell(shell: str) -> None:
     done = run("completion", shell)

@@ -21,6 +21,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 
 import click
@@ -239,7 +240,17 @@ def _suggestion(found: re.Match[str]) -> str:
 def _see_help(error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption) and error.option_name in ("--redis-url", "--no-color"):
         return f"{error.option_name} goes before the command: batchq {error.option_name} …"
-    return f"see `{error.ctx.command_path} --help`" if error.ctx else "see `batchq --help`"
+    context = error.ctx or _innermost_context(error)
+    return f"see `{context.command_path if context else 'batchq'} --help`"
+
+
+def _innermost_context(error: click.UsageError) -> click.Context | None:
+    """Return the context that was being filled in: click's parser does not name it if an option
+    lacks its value, or has one that it does not take.
+    """
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    found = [frame.f_locals["ctx"] for frame in frames if "ctx" in frame.f_locals]
+    return next((one for one in reversed(found) if isinstance(one, click.Context)), None)
 
 
 def replace_closed_streams() -> None:

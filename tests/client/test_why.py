@@ -389,6 +389,23 @@ def test_victims_of_both_actions_are_not_taken_for_more_than_the_queue_deserves(
     )
 
 
+def test_victims_whose_queue_keeps_what_it_deserves_are_said_not_to_be_enough() -> None:
+    """Each node would be free without its two groups, and queue theirs gives up one of the four."""
+    world = crowded(
+        a_node("n2", cpu=2),
+        a_queue("mine", deserved={"cpu": 2000}, preemption=RECLAIMS),
+        a_queue("theirs", deserved={"cpu": 3000}),
+        runs=tuple(asks(name, queue="theirs", requests={"cpu": 1}) for name in "cdef"),
+        waits=asks("b", queue="mine", requests={"cpu": 2}),
+        cpus=2,
+    )
+    (why,) = spared(world, "b")["reclaim"]
+    assert why == (
+        "4 groups could make way, but not enough of them before their queues hold only what they"
+        " deserve"
+    )
+
+
 def test_victims_of_both_actions_are_not_named_if_one_action_has_none() -> None:
     world = of_three_queues(5000, asked=5)
     world.scheduler = assemble(SchedulerConfig(settings=Settings(min_runtime_ms=MINUTE)))

@@ -388,35 +388,54 @@ class Pool:
 
     def extras(self, ask: Ask) -> Iterator[Victim]:
         """Yield pods beyond minMember, one at a time."""
-        heaps: dict[str, list[Entry]] = {}
-        for name in self._queues:
-            entries = [
-                (key, Victim(group, (pod,), whole=False))
-                for group in self._groups(name)
-                if group.is_elastic
-                for key, pod in _in_turn(group, self._stoppable(group))
-                if self._terms.may_take_pod(pod)
-            ]
-            if entries:
-                entries.sort(key=_key_of)
-                heaps[name] = entries
-        yield from self._in_order(heaps, ask)
+        yield from self._in_order(self._sorted(self._extras_of), ask)
 
     def groups(self, ask: Ask) -> Iterator[Victim]:
         """Yield whole groups."""
-        heaps: dict[str, list[Entry]] = {}
-        for name in self._queues:
-            entries = [
-                (victim_key(group), Victim(group, tuple(self._stoppable(group)), whole=True))
-                for group in self._groups(name)
-                if self._terms.may_take_group(group)
-                and not self._is_pledged(group)
-                and not self._keeps_its_victims(group)
-            ]
-            if entries:
-                entries.sort(key=_key_of)
-                heaps[name] = entries
-        yield from self._in_order(heaps, ask)
+        yield from self._in_order(self._sorted(self._whole_groups_of), ask)
+
+    def by_node(self) -> dict[str, list[Victim]]:
+        """Return the victims with pods on each node: single pods first, then whole groups, in the
+        order of one queue. Groups that have victims of their own are left out.
+        """
+        found: dict[str, list[Entry]] = {}
+        for entries_of in (self._extras_of, self._whole_groups_of):
+            for name in self._queues:
+                for key, victim in entries_of(name):
+                    if victim.group.status.pledge.stands:
+                        continue
+                    if self._has_just_started(victim):
+                        self._session.victims.spares_the_new = True
+                        continue
+                    for node in {pod.status.node for pod in victim.pods}:
+                        found.setdefault(node, []).append(((victim.whole, *key), victim))
+        return {
+            node: [victim for _, victim in sorted(entries, key=_key_of)]
+            for node, entries in found.items()
+        }
+
+    def _sorted(self, entries_of: Callable[[str], list[Entry]]) -> dict[str, list[Entry]]:
+        """Return the entries of each queue that has any, in order."""
+        found = {name: sorted(entries_of(name), key=_key_of) for name in self._queues}
+        return {name: entries for name, entries in found.items() if entries}
+
+    def _extras_of(self, queue: str) -> list[Entry]:
+        return [
+            (key, Victim(group, (pod,), whole=False))
+            for group in self._groups(queue)
+            if group.is_elastic
+            for key, pod in _in_turn(group, self._stoppable(group))
+            if self._terms.may_take_pod(pod)
+        ]
+
+    def _whole_groups_of(self, queue: str) -> list[Entry]:
+        return [
+            (victim_key(group), Victim(group, tuple(self._stoppable(group)), whole=True))
+            for group in self._groups(queue)
+            if self._terms.may_take_group(group)
+            and not self._is_pledged(group)
+            and not self._keeps_its_victims(group)
+        ]
 
     def _groups(self, queue: str) -> list[GroupState]:
         """Return the groups of the queue that hold something and have not been decided about.
@@ -479,7 +498,7 @@ class Pool:
             _, victim = heapq.heappop(heaps[name])
             if not heaps[name]:
                 del heaps[name]
-            if not self._is_there(victim) or not ask(victim):
+            if not is_there(victim) or not ask(victim):
                 continue
             if self._has_just_started(victim):
                 # From the next instant on, it is a candidate, and those behind it may stay.
@@ -503,12 +522,13 @@ class Pool:
             (name for name in names if shares[name] == most), key=lambda name: heaps[name][0][0]
         )
 
-    def _is_there(self, victim: Victim) -> bool:
-        """Return whether there is still something to take from the victim."""
-        group = victim.group
-        if not victim.whole:
-            return victim.pods[0].metadata.uid in group.pods
-        return group.reserved or any(pod.metadata.uid in group.pods for pod in victim.pods)
+
+def is_there(victim: Victim) -> bool:
+    """Return whether there is still something to take from a victim."""
+    group = victim.group
+    if not victim.whole:
+        return victim.pods[0].metadata.uid in group.pods
+    return group.reserved or any(pod.metadata.uid in group.pods for pod in victim.pods)
 
 
 def share_path(

@@ -59,6 +59,7 @@ from batchq.core.preemption.search import (
     PreemptionRequest,
     Takeover,
     find_victims,
+    fits_when_victims_end,
     lose_pledge,
     send_off,
 )
@@ -599,7 +600,10 @@ def _why_not_enough(
         if not request.ends_well(session, may):
             queue = request.preemptor.queue
             return [f"{could}, but queue {queue} would end above what it deserves"]
-    return [f"{could}, but pods that are stopping already will free enough"]
+    if fits_when_victims_end(session, request):
+        return [f"{could}, but pods that are stopping already will free enough"]
+    # Each of them may be taken as long as its queue holds more than it deserves, but not all.
+    return [f"{could}, but not enough of them before their queues hold only what they deserve"]
 
 
 def _budget(session: Session) -> str:

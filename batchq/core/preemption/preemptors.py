@@ -56,6 +56,7 @@ from batchq.core.quota.head_reservation import keeping_off, reserved_against_gan
 from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.quota.selector import BORROWERS, Borrowers, borrowers_of
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import Gang
 from batchq.core.session.state import GroupState, Shortage, Victim, is_admitted
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods, wanted_ordinals
@@ -219,11 +220,15 @@ class GangRequest:
                 return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
             nothing_placed = not any(group.placed.values())
             if nothing_placed and any(slots_for(session, *part) < part[1] for part in gang):
-                return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
+                return _without_places(session, gang)
             start_gang(statement, group)
             if session.group_ready(group):
                 return fit_of(session, group, _new_pods(session, group))
-        return Fit(fits=False, lacking=lacking_on_nodes(session, gang))
+        return _without_places(session, gang)
+
+
+def _without_places(session: Session, gang: Gang) -> Fit:
+    return Fit(fits=False, lacking=lacking_on_nodes(session, gang), unplaced=gang)
 
 
 def _has_its_own(group: GroupState) -> bool:

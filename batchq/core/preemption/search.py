@@ -13,13 +13,14 @@ Before new victims, the preemptor may take over the pledges of preemptors that r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Literal, NamedTuple, Protocol
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod, PodGroupStatus
-from batchq.api.resources import Amounts, plus
+from batchq.api.resources import Amounts, of_pod, plus, total
 from batchq.api.transaction import POD_GROUPS
 from batchq.core.kept_capacity import (
     PLEDGED_CAPACITY,
@@ -34,19 +35,23 @@ from batchq.core.kept_capacity import (
     victims_left,
     withdraw_pledge,
 )
+from batchq.core.placement.placement import slots_for, usable_nodes
 from batchq.core.preemption.candidates import (
     FIRST_SEARCH,
     Pool,
     SearchTerms,
     ending,
+    is_there,
     outranked_by,
+    start_of,
     stopping_and_running,
     undoable,
 )
 from batchq.core.quota.ledger import counted
 from batchq.core.quota.limit_checks import keeps_guarantees_later
 from batchq.core.session.session import Session
-from batchq.core.session.session_nodes import KeptPlaces
+from batchq.core.session.session_nodes import Gang, KeptPlaces, NodeState
+from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, Shortage, Victim
 from batchq.core.session.statement import Statement
 
@@ -77,6 +82,8 @@ class Fit:
     lacking: frozenset[str] = frozenset()
     #: For a request for single pods, the requests of those pods that fit.
     fitting: Amounts = field(default_factory=dict)
+    #: The gang for which there are not enough places on nodes, if nothing else refuses it.
+    unplaced: Gang = ()
 
     def shortage(self, leaving: Mapping[str, Amounts] | None = None) -> Shortage:
         """Return what the preemptor lacks; for `leaving` see `Shortage`."""
@@ -150,16 +157,22 @@ def find_victims(
     """
     if request.needs_no_victims(session):
         return Decision(by_node={}, plan={}, undone=[], ending=[], victims=[])
+    stages = [queues, completing or []]
     with Statement(session) as trial:
-        decision = _SearchTrial(session, trial, request, terms).run([queues, completing or []])
+        search = _SearchTrial(session, trial, request, terms)
+        decision = search.run(stages)
+    if decision is None and search.unplaced:
+        # In their usual order, victims may leave a little free on each of many nodes.
+        with Statement(session) as trial:
+            decision = _SearchTrial(session, trial, request, terms).run(stages, search.unplaced)
     takes = decision is not None and (decision.victims or decision.outranked)
     # A preemptor that has just lost its pledge does not wait for the victims of others: it would
     # lose its reservation, too, and evict again as soon as others had taken what these leave.
-    waits = takes and not terms.again and _fits_when_victims_end(session, request)
+    waits = takes and not terms.again and fits_when_victims_end(session, request)
     return None if waits else decision
 
 
-def _fits_when_victims_end(session: Session, request: PreemptionRequest) -> bool:
+def fits_when_victims_end(session: Session, request: PreemptionRequest) -> bool:
     """Return whether victims of others leave more than is pledged, and enough for this request.
 
     Otherwise several small preemptors would each take a large victim, although one is enough for
@@ -206,11 +219,27 @@ class _SearchTrial:
         self._leaving = session.get(PLEDGED_CAPACITY).leaving(session)
         self._shortage = self._fit.shortage(self._leaving)
 
-    def run(self, stages: list[list[str]]) -> Decision | None:
+    @property
+    def unplaced(self) -> Gang:
+        """Return the gang that finds no places although it is within all limits."""
+        return self._fit.unplaced if self._taken else ()
+
+    def run(self, stages: list[list[str]], unplaced: Gang = ()) -> Decision | None:
+        """Return the decision; victims are taken node by node for a gang that is `unplaced` if they
+        are taken by rank.
+        """
         if not self._is_enough():
             if self._has_enough_of_its_queue():
                 return None
-            if not self._take_until_enough(stages):
+            queues = [name for stage in stages for name in stage]
+            enough = self._take_what_is_free_anyway(queues)
+            if enough is None:
+                enough = (
+                    self._take_on_nodes(unplaced, queues)
+                    if unplaced
+                    else self._take_in_order(stages)
+                )
+            if not enough:
                 return None
         self._fill_back()
         return self._decision()
@@ -239,8 +268,10 @@ class _SearchTrial:
     def _victims(self) -> list[Victim]:
         return [taken.victim for taken in self._taken if taken.kind in ("undo", "pod", "group")]
 
-    def _take_until_enough(self, stages: list[list[str]]) -> bool:
-        queues = [name for stage in stages for name in stage]
+    def _take_what_is_free_anyway(self, queues: list[str]) -> bool | None:
+        """Count on what costs no work: what this session may undo, pods that stop anyway, and the
+        pledges of others; return None to go on to victims.
+        """
         for victim, whole in undoable(self._session, self._request.preemptor, queues):
             if self._request.may_take(self._session, victim, self._shortage):
                 self._take("undo", victim, put_back if whole else unbind)
@@ -248,8 +279,10 @@ class _SearchTrial:
                     return True
         if self._take_ending():
             return True
-        if (enough := self._take_pledges_over()) is not None:
-            return enough
+        return self._take_pledges_over()
+
+    def _take_in_order(self, stages: list[list[str]]) -> bool:
+        """Take victims by rank, from the queues of one stage after the other."""
         left = deque(stages)
         while left:
             stage, seen = left.popleft(), -1
@@ -355,6 +388,45 @@ class _SearchTrial:
                     return False
         return False
 
+    def _take_on_nodes(self, gang: Gang, queues: list[str]) -> bool:
+        """Take victims that make places for the gang, on the nodes where that costs least; return
+        whether they suffice.
+        """
+        session = self._session
+        victims = Pool(session, self._request.preemptor, queues, self._terms).by_node()
+        nodes = [_NodesToClear(session, shape, victims) for shape, _ in gang]
+        wanted = [max(1, count - slots_for(session, shape, count)) for shape, count in gang]
+        while True:
+            has_made = [
+                self._make_place(one)
+                for one, count in zip(nodes, wanted, strict=True)
+                for _ in range(count)
+            ]
+            if self._is_enough():
+                return True
+            if not any(has_made):
+                return False
+            wanted = [1] * len(gang)
+
+    def _make_place(self, nodes: _NodesToClear) -> bool:
+        """Take the victims that make one more place; return False if none can be made."""
+        while (node := nodes.next()) is not None:
+            before, slots = len(self._taken), node.slots(nodes.shape)
+            with Statement(self._session) as attempt:
+                for victim in nodes.victims_on(node):
+                    if not is_there(victim) or not self._may_take(victim):
+                        continue
+                    if victim.whole:
+                        self._take("group", victim, send_off, attempt)
+                    else:
+                        self._take("pod", victim, _drop, attempt)
+                    if node.slots(nodes.shape) > slots:
+                        attempt.keep_in(self._statement)
+                        nodes.follow([taken.victim for taken in self._taken[before:]])
+                        return True
+            del self._taken[before:]
+        return False
+
     def _kinds(self, pool: Pool) -> Iterator[tuple[Kind, Leave, Iterator[Victim]]]:
         """Yield single pods, then whole groups, with the way in which they leave."""
         yield "pod", _drop, pool.extras(self._may_take)
@@ -372,12 +444,14 @@ class _SearchTrial:
         """
         return any(uid in self._session.victims.pledged for uid in group.live_pods)
 
-    def _take(self, kind: Kind, victim: Victim, leave: Leave) -> None:
+    def _take(
+        self, kind: Kind, victim: Victim, leave: Leave, statement: Statement | None = None
+    ) -> None:
         group = victim.group
         kept = self._session.nodes.kept.get(group.uid)
         has_pledge = group.status.pledge.stands
         self._taken.append(Taken(kind, victim, (group.status, dict(group.live_pods)), kept))
-        leave(self._statement, victim)
+        leave(statement or self._statement, victim)
         if has_pledge and not group.status.pledge.stands:
             # Its victims that are being stopped end anyway, and count as gone for the next ones.
             self._follow_pledges()
@@ -452,6 +526,88 @@ class _SearchTrial:
             for pod in taken.victim.pods
         ]
         return Victim(whole.group, (*former, *whole.pods), whole=True)
+
+
+class _NodesToClear:
+    """The nodes on which victims could make a place for a pod of one shape, the cheapest first:
+    where the highest priority among the victims is lowest, then where they are fewest, then where
+    the oldest of them is youngest. The order is kube-scheduler's (preemption.go,
+    `pickOneNodeForPreemption`).
+
+    A cost is found without asking any policy. One that others have changed is found again when its
+    turn comes.
+    """
+
+    def __init__(
+        self, session: Session, shape: TaskShape, victims: Mapping[str, Sequence[Victim]]
+    ) -> None:
+        self.shape = shape
+        self._victims = victims
+        self._nodes = {node.name: node for node in usable_nodes(session, shape)}
+        costs = [self._cost(name) for name in self._nodes]
+        self._heap = [cost for cost in costs if cost is not None]
+        heapify(self._heap)
+
+    def next(self) -> NodeState | None:
+        """Return the cheapest node and take it from the list; None if there is none."""
+        while self._heap:
+            cost = heappop(self._heap)
+            name = cost[-1]
+            now = self._cost(name)
+            if now == cost:
+                return self._nodes[name]
+            if now is not None:
+                heappush(self._heap, now)
+        return None
+
+    def victims_on(self, node: NodeState) -> Sequence[Victim]:
+        """Return the victims on a node, in the order in which they are taken."""
+        return self._victims[node.name]
+
+    def follow(self, gone: Iterable[Victim]) -> None:
+        """Find the costs of the nodes again on which these victims have made room."""
+        for name in {pod.status.node for victim in gone for pod in victim.pods}:
+            if (cost := self._cost(name)) is not None:
+                heappush(self._heap, cost)
+
+    def _cost(self, name: str) -> tuple[int, int, int, str] | None:
+        """Return the cost of one more place on a node; None if its victims cannot make one."""
+        node = self._nodes.get(name)
+        if node is None or name not in self._victims:
+            return None
+        slots = max(0, node.slots(self.shape))
+        free = node.free_for(self.shape)
+        lacking = {
+            resource: short
+            for resource, units in self.shape.requests.items()
+            if (short := (slots + 1) * units - free.get(resource, 0)) > 0
+        }
+        priority, count, oldest = 0, 0, 0
+        for victim in self._victims[name]:
+            if not lacking:
+                break
+            if not is_there(victim):
+                continue
+            freed = _freed_on(node, victim)
+            if not any(freed.get(resource, 0) > 0 for resource in lacking):
+                continue
+            lacking = {
+                resource: left
+                for resource, short in lacking.items()
+                if (left := short - freed.get(resource, 0)) > 0
+            }
+            count += 1
+            priority = victim.group.priority if count == 1 else max(priority, victim.group.priority)
+            oldest = max(oldest, -start_of(victim.group)) if count > 1 else -start_of(victim.group)
+        return None if lacking or not count else (priority, count, oldest, name)
+
+
+def _freed_on(node: NodeState, victim: Victim) -> Amounts:
+    """Return what a victim frees on a node."""
+    sharing = victim.group.sharing
+    if sharing is not None and sharing.exclusive:
+        return node.total if victim.whole else {}
+    return total(of_pod(pod.spec.requests) for pod in victim.pods if pod.status.node == node.name)
 
 
 def put_back(statement: Statement, victim: Victim) -> None:

@@ -26,7 +26,7 @@ from batchq.core.placement.placement import (
 )
 from batchq.core.quota.head_reservation import keeping_off, reserved_against
 from batchq.core.quota.limit_checks import growth_with, over_limit_with
-from batchq.core.session.session import Key, Session
+from batchq.core.session.session import Key, Session, StateKey
 from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, is_admitted
@@ -268,21 +268,60 @@ def heeding_heads_before(session: Session, group: GroupState) -> Iterator[None]:
         yield
 
 
+class _Room:
+    """How many pods of one shape the usable nodes have room for, in each dimension alone; follows
+    the session's journal of node changes.
+    """
+
+    __slots__ = ("_changes", "_nodes", "_on_node", "_requests", "_seen", "_sums")
+
+    def __init__(self, session: Session, shape: TaskShape) -> None:
+        self._requests = shape.requests
+        self._nodes = {node.name: node for node in usable_nodes(session, shape)}
+        self._changes = session.nodes.changes
+        self._seen = len(self._changes)
+        self._on_node = {name: self._room(node) for name, node in self._nodes.items()}
+        self._sums = {
+            name: sum(room[name] for room in self._on_node.values()) for name in self._requests
+        }
+
+    def pods(self) -> Mapping[str, int]:
+        """Return the number of pods by dimension."""
+        changes = self._changes
+        for name in dict.fromkeys(changes[self._seen :]):
+            if (node := self._nodes.get(name)) is None:
+                continue
+            before, now = self._on_node[name], self._room(node)
+            self._on_node[name] = now
+            for dimension, pods in now.items():
+                self._sums[dimension] += pods - before[dimension]
+        self._seen = len(changes)
+        return self._sums
+
+    def _room(self, node: NodeState) -> dict[str, int]:
+        free = node.free
+        return {name: max(0, free.get(name, 0)) // units for name, units in self._requests.items()}
+
+
 def lacking_on_nodes(session: Session, wanted: Iterable[tuple[TaskShape, int]]) -> frozenset[str]:
     """Return the dimensions in which usable nodes are too full for these pods; every requested
     dimension if each would be enough on its own.
     """
     wanted = list(wanted)
-    short = set()
+    short: set[str] = set()
+    rooms = session.get(_ROOMS)
     for shape, count in wanted:
-        nodes = usable_nodes(session, shape)
-        for name, units in shape.requests.items():
-            if sum(max(0, node.free.get(name, 0)) // units for node in nodes) < count:
-                short.add(name)
+        room = rooms.get(shape.shape)
+        if room is None:
+            room = rooms[shape.shape] = _Room(session, shape)
+        short.update(name for name, pods in room.pods().items() if pods < count)
     if short:
         return frozenset(short)
     return frozenset(name for shape, _ in wanted for name in shape.requests)
 
+
+#: Shape -> the room for its pods.
+_ROOMS: StateKey[dict[tuple[object, ...], _Room]] = StateKey("rooms", lambda _: {})
 
 #: Pods beyond minMember that an action binds in one session. A group may have a million of them
 #: that ask for nothing; the next session continues.

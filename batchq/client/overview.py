@@ -239,14 +239,14 @@ def awaited_of(session: Session, group: GroupState) -> Awaited | None:
         return None
     over_at = [
         (pod.status.terminating_at or session.now_ms) + pod.spec.termination_grace
-        for _, pods in left
+        for _, pods, _ in left
         for pod in pods
     ]
-    over_at += [one.status.claim.over_at or session.now_ms for one, pods in left if not pods]
+    over_at += [one.status.claim.over_at or session.now_ms for one, pods, _ in left if not pods]
     return Awaited(
         action=pledge.action,
-        pods=sum(len(pods) for _, pods in left),
-        groups=tuple(victim.key for victim, _ in left),
+        pods=sum(len(pods) for _, pods, _ in left),
+        groups=tuple(victim.key for victim, _, _ in left),
         until=pledge.expires,
         within_ms=max(0, max(over_at) - session.now_ms),
     )

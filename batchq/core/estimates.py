@@ -412,7 +412,7 @@ def earliest_start(session: Session, group: GroupState) -> Expected:
     if holds_off(session, group):
         return Expected(None, why=_UNKNOWN_VICTIMS)
     victims = victims_left(session, group.status.pledge)
-    return Expected(not_before, ended=tuple(victim.key for victim, _ in victims))
+    return Expected(not_before, ended=tuple(victim.group.key for victim in victims))
 
 
 def _first_fit(session: Session, group: GroupState, not_before: int) -> Expected:

@@ -107,7 +107,7 @@ def own_pods_end(session: Session, group: GroupState, gang: Gang) -> int:
 
 
 def _ends_of_victims(session: Session, group: GroupState) -> Iterator[int | None]:
-    for victim, pods in victims_left(session, group.status.pledge):
+    for victim, pods, _ in victims_left(session, group.status.pledge):
         if victim.is_external:
             yield victim.status.claim.over_at
         for pod in pods:

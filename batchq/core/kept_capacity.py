@@ -15,7 +15,7 @@ group waits for its admission checks. If one of the nodes is lost, new places ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,6 +61,7 @@ def note_pledge(session: Session, preemptor: GroupState, pledge: Pledge) -> None
     for uid in pledge.holds:
         session.victims.pledged[uid] = preemptor.uid
     session.get(PLEDGED_CAPACITY).note(preemptor, pledge)
+    session.get(_LEFT).pop(preemptor.uid, None)
     session.ledger.changed_groups.append(preemptor)
 
 
@@ -72,34 +73,46 @@ def forget_pledge(session: Session, preemptor: GroupState, pledge: Pledge) -> No
         if session.victims.pledged.get(uid) == preemptor.uid:
             del session.victims.pledged[uid]
     session.get(PLEDGED_CAPACITY).forget(preemptor, pledge)
+    session.get(_LEFT).pop(preemptor.uid, None)
     session.ledger.changed_groups.append(preemptor)
 
 
-def victims_left(session: Session, pledge: Pledge) -> list[tuple[GroupState, tuple[Pod, ...]]]:
-    """Return the victims that have not ended: each group with its pledged pods. An external group
-    whose lease is still open has no pods.
+class VictimLeft(NamedTuple):
+    """A victim that has not ended: a group with its pledged pods. An external group whose lease is
+    still open has no pods. `whole`: it must leave completely and has not left yet; a victim
+    admitted again has left.
     """
-    found: list[tuple[GroupState, tuple[Pod, ...]]] = []
-    for uid in pledge.groups:
-        group = session.groups.get(uid)
-        if group is None:
-            continue
-        if group.is_external:
-            is_held = pledge.holds.get(uid) == group.status.admission
-            if (group.status.claim.is_open and is_held) or leaves_whole(pledge, group):
-                found.append((group, ()))
-            continue
-        pods = tuple(pod for pod in group.live_pods.values() if _still_there(pledge, pod))
-        if pods or leaves_whole(pledge, group):
-            found.append((group, pods))
-    return found
+
+    group: GroupState
+    pods: tuple[Pod, ...]
+    whole: bool
+
+    def charged(self) -> Amounts:
+        """Return how much its charge falls when everything pledged has ended."""
+        if self.group.is_external or self.whole:
+            return charge_with_count(self.group)
+        return falls_by(self.group, total(of_pod(pod.spec.requests) for pod in self.pods))
 
 
-def leaves_whole(pledge: Pledge, group: GroupState) -> bool:
-    """Return whether a victim must leave completely and has not left yet. A victim admitted again
-    has left.
-    """
-    return group.uid in pledge.whole and group.reserved and _same_admission(pledge, group)
+def victims_left(session: Session, pledge: Pledge) -> list[VictimLeft]:
+    """Return the victims that have not ended."""
+    whole = frozenset(pledge.whole)
+    found = [_victim_left(session, pledge, uid, whole) for uid in pledge.groups]
+    return [left for left in found if left is not None]
+
+
+def _victim_left(session: Session, pledge: Pledge, uid: str, whole: Set[str]) -> VictimLeft | None:
+    """Return a victim of a pledge if it has not ended; `whole` are those that leave completely."""
+    group = session.groups.get(uid)
+    if group is None:
+        return None
+    leaves = uid in whole and group.reserved and _same_admission(pledge, group)
+    if group.is_external:
+        is_held = pledge.holds.get(uid) == group.status.admission
+        there = leaves or (group.status.claim.is_open and is_held)
+        return VictimLeft(group, (), leaves) if there else None
+    pods = tuple([pod for pod in group.live_pods.values() if _still_there(pledge, pod)])
+    return VictimLeft(group, pods, leaves) if pods or leaves else None
 
 
 def _still_there(pledge: Pledge, pod: Pod) -> bool:
@@ -116,24 +129,61 @@ def _same_admission(pledge: Pledge, group: GroupState) -> bool:
     return any(pod.metadata.uid in pledge.holds for pod in group.current())
 
 
-def owed_to(session: Session, preemptor: GroupState) -> dict[str, Amounts]:
+class _LeftByScopes:
+    """What the victims of one pledge are still charged, by their scopes, which the victims of one
+    preemptor mostly share; updated victim by victim.
+    """
+
+    def __init__(self, session: Session, pledge: Pledge) -> None:
+        self.pledge = pledge
+        self._victims, self._whole = frozenset(pledge.groups), frozenset(pledge.whole)
+        self._parts: dict[str, tuple[tuple[str, ...], Amounts]] = {}
+        self.sums: dict[tuple[str, ...], dict[str, int]] = {}
+        for uid in pledge.groups:
+            self.update(session, uid)
+
+    def update(self, session: Session, uid: str) -> None:
+        """Follow a change of a group, which may be a victim."""
+        if uid not in self._victims:
+            return
+        if (former := self._parts.pop(uid, None)) is not None:
+            self._add(*former, -1)
+        if (left := _victim_left(session, self.pledge, uid, self._whole)) is not None:
+            part = self._parts[uid] = (left.group.scopes, left.charged())
+            self._add(*part, 1)
+
+    def _add(self, scopes: tuple[str, ...], amounts: Amounts, sign: int) -> None:
+        sums = self.sums.setdefault(scopes, {})
+        for name, units in amounts.items():
+            sums[name] = sums.get(name, 0) + sign * units
+
+
+#: Uid of a preemptor -> what its victims are still charged.
+_LEFT: StateKey[dict[str, _LeftByScopes]] = StateKey("left by scopes", lambda _: {})
+
+
+def owed_to(session: Session, preemptor: GroupState, changed: GroupState) -> dict[str, Amounts]:
     """Return what the preemptor's victims are still charged, by scope, in the scopes that both
-    share.
+    share, after a change of one of them or of the preemptor.
 
     This is never more than the preemptor's own promise, because what its own pods hold counts in
     full.
     """
-    left = _left_by_scopes(session, preemptor.status.pledge)
-    if not left:
-        return {}
-    promised = preemptor.status.pledge.extra or promised_to(preemptor)
+    known, pledge = session.get(_LEFT), preemptor.status.pledge
+    left = known.get(preemptor.uid)
+    if left is None or left.pledge is not pledge:
+        left = known[preemptor.uid] = _LeftByScopes(session, pledge)
+    else:
+        # A preemptor may wait for its own former pods.
+        left.update(session, changed.uid)
+    promised = pledge.extra or promised_to(preemptor)
     mine = set(preemptor.scopes)
-    if len(left) == 1:
-        ((scopes, amounts),) = left.items()
+    if len(left.sums) == 1:
+        ((scopes, amounts),) = left.sums.items()
         less = named(smaller(amounts, promised))
         return {scope: less for scope in scopes if scope in mine} if less else {}
     owed: dict[str, Amounts] = {}
-    for scopes, amounts in left.items():
+    for scopes, amounts in left.sums.items():
         for scope in scopes:
             if scope in mine:
                 owed[scope] = plus(owed.get(scope, {}), amounts)
@@ -141,29 +191,10 @@ def owed_to(session: Session, preemptor: GroupState) -> dict[str, Amounts]:
     return {scope: amounts for scope, amounts in lesser.items() if amounts}
 
 
-def _left_by_scopes(session: Session, pledge: Pledge) -> dict[tuple[str, ...], Amounts]:
-    """Return what victims are still charged, by their scopes; the victims of one preemptor mostly
-    share these.
-    """
-    left: dict[tuple[str, ...], Amounts] = {}
-    for group, pods in victims_left(session, pledge):
-        sums = left.setdefault(group.scopes, {})
-        for name, units in still_charged(pledge, group, pods).items():
-            sums[name] = sums.get(name, 0) + units
-    return left
-
-
 def promised_to(preemptor: GroupState) -> Amounts:
     """Return what the preemptor is charged beyond what it holds."""
     held = preemptor.held
     return minus(charge_with_count(preemptor), counted(held) if held else {})
-
-
-def still_charged(pledge: Pledge, group: GroupState, pods: tuple[Pod, ...]) -> Amounts:
-    """Return how much a victim's charge falls when everything pledged has ended."""
-    if group.is_external or leaves_whole(pledge, group):
-        return charge_with_count(group)
-    return falls_by(group, total(of_pod(pod.spec.requests) for pod in pods))
 
 
 def kept_capacity(session: Session, pledge: Pledge) -> dict[str, Amounts]:
@@ -173,7 +204,7 @@ def kept_capacity(session: Session, pledge: Pledge) -> dict[str, Amounts]:
     if not pledge.room:
         return {}
     there: dict[str, Amounts] = {}
-    for group, pods in victims_left(session, pledge):
+    for group, pods, _ in victims_left(session, pledge):
         for node, amounts in amounts_by_node(session, group, pods).items():
             there[node] = plus(there.get(node, {}), amounts)
     free = {node: minus(amounts, there.get(node, {})) for node, amounts in pledge.room.items()}
@@ -475,11 +506,11 @@ class PledgedCapacity:
     def _part_of(self, session: Session, preemptor: GroupState) -> _Part:
         pledge = preemptor.status.pledge
         victims = victims_left(session, pledge)
-        falls = [(group.scopes, still_charged(pledge, group, pods)) for group, pods in victims]
+        falls = [(left.group.scopes, left.charged()) for left in victims]
         left = total(amounts for _, amounts in falls)
         if minus(left, counted(pledge.extra or promised_to(preemptor))):
             self._spare[preemptor.uid] = preemptor
-            if pledge.room or any(pods or leaves_whole(pledge, group) for group, pods in victims):
+            if pledge.room or any(left.pods or left.whole for left in victims):
                 self._moving[preemptor.uid] = preemptor
         return _Part(falls, session.ledger.owed(preemptor))
 

@@ -526,7 +526,7 @@ class _Owed:
                 self._kept[preemptor.uid] = kept_capacity(session, pledge)
                 for name, room in self._kept[preemptor.uid].items():
                     self._not_taken[name] = plus(self._not_taken.get(name, {}), room)
-            for group, pods in victims_left(session, pledge):
+            for group, pods, _ in victims_left(session, pledge):
                 for name, amounts in amounts_by_node(session, group, pods).items():
                     where = (preemptor.uid, name)
                     self._there[where] = plus(self._there.get(where, {}), amounts)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
@@ -712,7 +713,7 @@ class SchedulerCache:
         snapshot, ready = session.snapshot, self.node_cache.ready
         if self._limited.follow(snapshot.queues, snapshot.quotas, ready, session.settings):
             self.ledger.go_by(limits_of(session, ready), self.tree)
-        self.ledger.begin(lambda group: owed_to(session, group))
+        self.ledger.begin(partial(owed_to, session))
         for preemptor in sorted(self.preemptors.values(), key=lambda group: group.key):
             note_pledge(session, preemptor, preemptor.status.pledge)
         for group in entered:

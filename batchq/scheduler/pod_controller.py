@@ -49,7 +49,6 @@ from batchq.core.kept_capacity import (
     has_lost_nodes,
     hold_pledged_capacity,
     keep_stored_places,
-    leaves_whole,
     nodes_awaited,
     standing_pledges,
     victims_left,
@@ -640,11 +639,11 @@ def _update_pledge(statement: Statement, preemptor: GroupState, pledge: Pledge) 
     if left and is_young and (pledge.action in session.actions or holds_off(session, preemptor)):
         # No victim has been evicted yet: the action chooses victims again.
         return
-    for group, pods in left:
+    for group, pods, leaves in left:
         # A described world may leave the kind of its pledges open.
         action = action_against(preemptor, group) if pledge.action else ""
         reason = REASONS.get(action, Leaving.PREEMPTED)
-        if leaves_whole(pledge, group):
+        if leaves:
             message = f"made room for {preemptor.key}"
             roll_back(statement, group, reason, message, by=preemptor.key, action=action)
             continue

@@ -1,16 +1,23 @@
-"""Sums of pledges are the same whether updated incrementally or computed from scratch."""
+"""Sums of pledges are the same whether updated incrementally or computed from scratch; their cost
+grows with the victims, not with their square.
+"""
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+from typing import Any
+
 import pytest
 
+from batchq.api.intents import Evict
 from batchq.api.lifecycle import ON_NODE
-from batchq.api.resources import Amounts, minus, plus, total
+from batchq.api.objects import PodGroup
+from batchq.api.resources import Amounts, minus, named, plus, smaller, total
+from batchq.config import SchedulerConfig
 from batchq.core.kept_capacity import (
     PLEDGED_CAPACITY,
-    leaves_whole,
     promised_to,
-    still_charged,
     victims_left,
 )
 from batchq.core.preemption import search
@@ -18,11 +25,14 @@ from batchq.core.preemption.candidates import DECIDED, STOPPING
 from batchq.core.quota.ledger import counted
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
+from batchq.store.memory import MemoryStore
+from tests.builders import a_group, a_node, a_priority, a_task
 from tests.effort import usually
+from tests.scheduler.conftest import Stack
 from tests.worlds.play import failure_of
 
-#: In the first two, preemptors often wait for victims.
-SEEDS = (6, 8, *range(usually(0, 40)))
+#: In the first two, preemptors often wait for victims; in the third, for their own former pods.
+SEEDS = (6, 8, 1167015, *range(usually(0, 40)))
 
 
 def test_incremental_sums_equal_the_sums_of_all_pledges(
@@ -37,6 +47,8 @@ def test_incremental_sums_equal_the_sums_of_all_pledges(
             _leaving(session, preemptors),
         )
         assert {name: some for name, some in leaving.items() if some} == owed
+        for preemptor in preemptors:
+            assert session.ledger.owed(preemptor) == _owed(session, preemptor)
         spare = [one for one in preemptors if _has_more_than_it_needs(session, one)]
         assert session.get(PLEDGED_CAPACITY).is_more_than_needed(session) == bool(spare)
         moving = [one for one in spare if _would_anything_move(session, one)]
@@ -63,19 +75,69 @@ def test_incremental_sums_equal_the_sums_of_all_pledges(
     assert sum(owes for owes, _ in compared) > 10
 
 
+def test_four_times_as_many_victims_of_a_gang_cost_a_session_about_four_times_as_many_calls() -> (
+    None
+):
+    few, many = (_calls_for_a_gang_of(victims) for victims in (30, 120))
+    # If each victim were looked at again for each of the others, it would be sixteen times.
+    assert 2 * few < many < 6 * few
+
+
+def _calls_for_a_gang_of(size: int) -> int:
+    """Return how many functions the session calls that evicts this many groups for a gang."""
+    stack = Stack(MemoryStore(), SchedulerConfig())
+    stack.apply(a_priority("high", 100))
+    stack.ready(a_node(cpu=size))
+    stack.apply(*(runnable(f"low-{place}") for place in range(size)))
+    stack.until_idle()
+    stack.start_pods()
+    stack.until_idle()
+    stack.clock.at_ms += 1_000
+    stack.apply(runnable("gang", replicas=size, priority_class_name="high"))
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        report = stack.turn()
+    finally:
+        sys.setprofile(None)
+    assert sum(isinstance(one, Evict) for one in report.intents) == size
+    return calls
+
+
+def runnable(name: str, *, replicas: int = 1, **spec: Any) -> PodGroup:
+    return a_group(name, tasks=(a_task(replicas=replicas, command=("true",)),), **spec)
+
+
 def _waiting_for_victims(session: Session) -> list[GroupState]:
     owners = session.ledger.preemptors.values()
     return list({one.uid: one for some in owners for one in some.values()}.values())
+
+
+def _owed(session: Session, preemptor: GroupState) -> dict[str, Amounts]:
+    """Return what its victims are still charged in its scopes, at most what it was promised."""
+    if not preemptor.reserved or not preemptor.status.pledge.stands:
+        return {}
+    charged: dict[str, Amounts] = {}
+    for left in victims_left(session, preemptor.status.pledge):
+        for scope in {*left.group.scopes} & {*preemptor.scopes}:
+            charged[scope] = plus(charged.get(scope, {}), left.charged())
+    promised = preemptor.status.pledge.extra or promised_to(preemptor)
+    owed = {scope: named(smaller(amounts, promised)) for scope, amounts in charged.items()}
+    return {scope: amounts for scope, amounts in owed.items() if amounts}
 
 
 def _leaving(session: Session, preemptors: list[GroupState]) -> dict[str, Amounts]:
     falls: dict[str, Amounts] = {}
     for preemptor in preemptors:
         pledge = preemptor.status.pledge
-        for group, pods in victims_left(session, pledge):
-            for scope in group.scopes:
-                amounts = still_charged(pledge, group, pods)
-                falls[scope] = plus(falls.get(scope, {}), amounts)
+        for left in victims_left(session, pledge):
+            for scope in left.group.scopes:
+                falls[scope] = plus(falls.get(scope, {}), left.charged())
     for preemptor in preemptors:
         for scope, amounts in session.ledger.owed(preemptor).items():
             falls[scope] = minus(falls.get(scope, {}), amounts)
@@ -85,16 +147,14 @@ def _leaving(session: Session, preemptors: list[GroupState]) -> dict[str, Amount
 
 def _has_more_than_it_needs(session: Session, preemptor: GroupState) -> bool:
     pledge = preemptor.status.pledge
-    left = total(
-        still_charged(pledge, group, pods) for group, pods in victims_left(session, pledge)
-    )
+    left = total(one.charged() for one in victims_left(session, pledge))
     return bool(minus(left, counted(pledge.extra or promised_to(preemptor))))
 
 
 def _would_anything_move(session: Session, preemptor: GroupState) -> bool:
     pledge = preemptor.status.pledge
     return bool(pledge.room) or any(
-        pods or leaves_whole(pledge, group) for group, pods in victims_left(session, pledge)
+        left.pods or left.whole for left in victims_left(session, pledge)
     )
 
 

@@ -19,7 +19,7 @@ from batchq.api.resources import Amounts, total
 from batchq.api.transaction import queue_scope
 from batchq.core.chunks import UidOrder, uid_order
 from batchq.core.eligibility import holds_off
-from batchq.core.kept_capacity import leaves_whole, standing_pledges, victims_left
+from batchq.core.kept_capacity import standing_pledges, victims_left
 from batchq.core.quota.fair_shares import Share, share_of_queue
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.state import GroupState, Victim
@@ -194,11 +194,12 @@ def stopping_and_running(session: Session, pledge: Pledge) -> tuple[list[Victim]
     """Return the victims of a pledge that have not ended: those being stopped, and the others."""
     stopping: list[Victim] = []
     running: list[Victim] = []
-    for group, pods in victims_left(session, pledge):
-        if leaves_whole(pledge, group):
+    once = frozenset(pledge.whole)
+    for group, pods, leaves in victims_left(session, pledge):
+        if leaves:
             running.append(Victim(group, pods, whole=True))
             continue
-        whole = group.uid in pledge.whole
+        whole = group.uid in once
         leaving = tuple(pod for pod in pods if pod.status.terminating)
         if leaving or whole:
             stopping.append(Victim(group, leaving, whole=whole))

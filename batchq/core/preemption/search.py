@@ -28,7 +28,6 @@ from batchq.core.kept_capacity import (
     drop_group,
     end_pledge,
     keep_places_again,
-    leaves_whole,
     release_places,
     resume_pledge,
     update_hold,
@@ -184,8 +183,8 @@ def fits_when_victims_end(session: Session, request: PreemptionRequest) -> bool:
     with Statement(session) as trial:
         for preemptor in preemptors:
             pledge = preemptor.status.pledge
-            for group, pods in victims_left(session, pledge):
-                if leaves_whole(pledge, group):
+            for group, pods, leaves in victims_left(session, pledge):
+                if leaves:
                     send_off(trial, Victim(group, pods, whole=True))
                 for pod in pods:
                     if pod.metadata.uid in group.pods:

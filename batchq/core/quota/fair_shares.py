@@ -39,9 +39,7 @@ from batchq.api.resources import (
 from batchq.api.transaction import POD_GROUPS, queue_scope
 from batchq.core.equivalence import QueueState
 from batchq.core.kept_capacity import (
-    leaves_whole,
     standing_pledges,
-    still_charged,
     victims_left,
 )
 from batchq.core.pending_queue import (
@@ -495,12 +493,11 @@ def _counted_with_victims(session: Session, preemptor: GroupState) -> Amounts:
     owed = session.ledger.owed(preemptor).get(queue_scope(preemptor.queue))
     if not owed:
         return {}
-    pledge = preemptor.status.pledge
     charged = total(
-        still_charged(pledge, group, pods)
-        for group, pods in victims_left(session, pledge)
-        if group.queue == preemptor.queue
-        and (leaves_whole(pledge, group) or not _is_in_line(session, group))
+        left.charged()
+        for left in victims_left(session, preemptor.status.pledge)
+        if left.group.queue == preemptor.queue
+        and (left.whole or not _is_in_line(session, left.group))
     )
     return smaller(charged, owed)
 

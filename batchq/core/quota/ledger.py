@@ -23,6 +23,8 @@ from batchq.core.session.state import GroupState, Victim
 
 #: Scope -> amounts.
 ByScope = Mapping[str, Amounts]
+#: Called with a preemptor, and the group whose state has changed: itself or one of its victims.
+OwedTo = Callable[[GroupState, GroupState], ByScope]
 #: Whether a reservation applies to a group with this request (None: the group's reservation).
 Against = Callable[[GroupState, Amounts | None], bool]
 
@@ -124,7 +126,7 @@ class LedgerView:
         self,
         limits: Mapping[str, Amounts],
         tree: QueueTree | None = None,
-        owed_to: Callable[[GroupState], ByScope] | None = None,
+        owed_to: OwedTo | None = None,
     ) -> None:
         self.limits = limits
         self.tree = tree or QueueTree(())
@@ -159,7 +161,7 @@ class LedgerView:
                 for name, units in self.tree.guarantee(child).items():
                     unused[name] -= min(units, self.used(queue_scope(child), name))
 
-    def begin(self, owed_to: Callable[[GroupState], ByScope]) -> None:
+    def begin(self, owed_to: OwedTo) -> None:
         """Begin a session without pledges and head reservations, which the session adds itself."""
         self._owed_to = owed_to
         self.versions.update(dict.fromkeys(self.moved, self.version))
@@ -202,7 +204,7 @@ class LedgerView:
             uid = one.uid
             self.changed_groups.append(one)
             new = one.charge_with_count()
-            new_owed = self._owed_now(one) if one.status.pledge.victims else _NOTHING_OWED
+            new_owed = self._owed_now(one, group) if one.status.pledge.victims else _NOTHING_OWED
             old, old_owed = self._charges.get(uid, _NOTHING), self._owed.get(uid, _NOTHING_OWED)
             if (new is old or new == old) and new_owed == old_owed:
                 continue
@@ -256,10 +258,10 @@ class LedgerView:
         """Add an amount that no group is charged for; used for planning."""
         self._move(scope, {}, amounts)
 
-    def _owed_now(self, group: GroupState) -> ByScope:
-        if self._owed_to is None or not group.reserved:
+    def _owed_now(self, preemptor: GroupState, changed: GroupState) -> ByScope:
+        if self._owed_to is None or not preemptor.reserved:
             return _NOTHING_OWED
-        return self._owed_to(group)
+        return self._owed_to(preemptor, changed)
 
     def _move_alike(self, group: GroupState, before: Amounts, after: Amounts) -> None:
         """Change the charge of a group that counts the same in each of its scopes."""

@@ -212,6 +212,19 @@ def stopping_and_running(session: Session, pledge: Pledge) -> tuple[list[Victim]
 Ask = Callable[[Victim], bool]
 #: A victim's unique sort key, and the victim.
 Entry = tuple[tuple[Any, ...], Victim]
+
+
+class Turn(NamedTuple):
+    """When a queue gives its first victim; the lowest comes first. `share` is the rank of its share
+    and those of the queues above it, negated.
+    """
+
+    priority: int
+    share: tuple[int, ...]
+    first: tuple[Any, ...]
+    queue: str
+
+
 #: Later than any instant in milliseconds.
 _NOT_STARTED = 2**60
 
@@ -493,13 +506,32 @@ class Pool:
             return False
         return pledge.expires is not None or rank_of(group) < rank_of(self._preemptor)
 
-    def _in_order(self, heaps: dict[str, list[Entry]], ask: Ask) -> Iterator[Victim]:
-        while heaps:
-            name = self._next_queue(heaps)
-            _, victim = heapq.heappop(heaps[name])
-            if not heaps[name]:
-                del heaps[name]
+    def _in_order(self, lines: dict[str, list[Entry]], ask: Ask) -> Iterator[Victim]:
+        """Yield the victims that may be taken when their turn comes: lowest priority first, then
+        from the queue with the largest share, in the order of its line.
+        """
+        below = self._by_ancestor(lines)
+        turns: dict[str, Turn] = {}
+        heap: list[Turn] = []
+        for line in lines.values():
+            # Taken from its end.
+            line.reverse()
+
+        def stand(name: str) -> None:
+            if lines[name]:
+                turns[name] = turn = self._turn(name, lines[name][-1])
+                heapq.heappush(heap, turn)
+
+        for name in lines:
+            stand(name)
+        while heap:
+            turn = heapq.heappop(heap)
+            name = turn.queue
+            if turns[name] is not turn:
+                continue
+            _, victim = lines[name].pop()
             if not is_there(victim) or not ask(victim):
+                stand(name)
                 continue
             if self._has_just_started(victim):
                 # From the next instant on, it is a candidate, and those behind it may stay.
@@ -509,19 +541,25 @@ class Pool:
             # Taking a victim lowers what its queue and the queues above hold.
             for queue in victim.group.chain:
                 self._shares.pop(queue, None)
+            moved = dict.fromkeys(
+                one for queue in victim.group.chain for one in below.get(queue, ())
+            )
+            for one in {**moved, name: None}:
+                stand(one)
 
-    def _next_queue(self, heaps: dict[str, list[Entry]]) -> str:
-        if len(heaps) == 1:
-            return next(iter(heaps))
-        lowest = min(heap[0][0][0] for heap in heaps.values())
-        names = [name for name, heap in heaps.items() if heap[0][0][0] == lowest]
-        if len(names) == 1:
-            return names[0]
-        shares = {name: share_path(self._session, name, self._shares) for name in names}
-        most = max(shares.values())
-        return min(
-            (name for name in names if shares[name] == most), key=lambda name: heaps[name][0][0]
-        )
+    def _by_ancestor(self, lines: Iterable[str]) -> dict[str, list[str]]:
+        """Return the queues of these lines below each queue that is not above all of them."""
+        below: dict[str, list[str]] = {}
+        for name in lines:
+            for queue in self._session.tree.chain(name):
+                below.setdefault(queue, []).append(name)
+        most = max(map(len, below.values()), default=0)
+        return {queue: names for queue, names in below.items() if len(names) < most}
+
+    def _turn(self, queue: str, first: Entry) -> Turn:
+        key, _ = first
+        path = share_path(self._session, queue, self._shares)
+        return Turn(key[0], tuple([-share.rank() for share in path]), key, queue)
 
 
 def is_there(victim: Victim) -> bool:

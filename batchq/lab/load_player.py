@@ -14,7 +14,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api import intents
 from batchq.api.intents import Evict
@@ -23,7 +23,7 @@ from batchq.api.notation import SECOND
 from batchq.api.objects import Pod, PodGroup, group_key_of, key_of
 from batchq.api.reasons import Leaving
 from batchq.api.resources import total
-from batchq.api.transaction import Transaction
+from batchq.api.transaction import Transaction, Write
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
 from batchq.core.session.session import Session
@@ -36,10 +36,10 @@ from batchq.lab.simulation.world import (
     InvariantWatch,
     VirtualClock,
     whole_second,
-    write,
+    write_once,
 )
 from batchq.lab.traces import Load, Submitter, empty_cluster, removal_of
-from batchq.ports import Clock, IdSource
+from batchq.ports import Clock
 from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.scheduler.timers import next_due_at
 from batchq.store.memory import MemoryStore
@@ -69,14 +69,12 @@ class Running:
         self,
         store: MemoryStore,
         clock: Clock,
-        requests: IdSource,
         progress: Progress,
         *,
         removes_at_once: bool,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._requests = requests
         self._progress = progress
         #: Whether groups may be removed before a session has seen their ends.
         self._removes_at_once = removes_at_once
@@ -148,9 +146,9 @@ class Running:
         removal = self._removal_with(pod) if self._removes_at_once else None
         if removal is None:
             ended = simulation.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0)
-            write(self._store, self._requests, ended)
+            write_once(self._store, ended)
         else:
-            write(self._store, self._requests, removal)
+            write_once(self._store, removal)
             self.removed.add(one.group)
             self.unseen.pop(one.group, None)
         self._gone(one, pod)
@@ -199,7 +197,7 @@ class Running:
             one = heappop(self._graces)[2]
             del self._stopping[one.pod]
             pod = self._pod(one)
-            write(self._store, self._requests, simulation.stop(pod, now_ms=now_ms))
+            write_once(self._store, simulation.stop(pod, now_ms=now_ms))
             self._gone(one, pod)
         return self.ended != before
 
@@ -230,11 +228,11 @@ class Running:
         if any(pod.status.phase in ON_NODE for pod in pods):
             self._leaving[group.metadata.uid] = key_of(group)
         else:
-            write(self._store, self._requests, removal_of(group, pods))
+            write_once(self._store, removal_of(group, pods))
 
     def _start(self, pod: Pod) -> None:
         now_ms, group = self._clock.now_ms(), pod.status.group_uid
-        write(self._store, self._requests, simulation.start(pod, now_ms=now_ms))
+        write_once(self._store, _start_of(pod, now_ms))
         arrival = self._progress.arrival(group)
         run_s, walltime = arrival.run_s, arrival.group.spec.walltime
         one = OnNode(
@@ -264,6 +262,14 @@ class Running:
         pod = self._store.get("Pod", one.pod)
         assert isinstance(pod, Pod)
         return pod
+
+
+def _start_of(pod: Pod, now_ms: int) -> Transaction:
+    """Return the transition Bound -> Running, without an event, since nothing reads it."""
+    status = structs.replace(pod.status, phase=PodPhase.RUNNING, started_at=now_ms)
+    running, meta = structs.replace(pod, status=status), pod.metadata
+    write = Write(kind="Pod", key=meta.uid, expect=meta.revision, value=running)
+    return Transaction(subject=meta.name, writes=(write,))
 
 
 def is_settled(report: CycleReport) -> bool:
@@ -414,16 +420,15 @@ class LoadRun:
         start_s = load.arrivals[0].at_s if load.arrivals else 0
         self._load = load
         self._clock = VirtualClock(start_s * SECOND)
-        self._requests: IdSource = CountedIds()
-        self.store: MemoryStore = empty_cluster(load, self._requests)
-        self._cycle = Cycle(self.store, scheduler, self._clock, self._requests, writes_events=False)
+        requests = CountedIds()
+        self.store: MemoryStore = empty_cluster(load, requests)
+        self._cycle = Cycle(self.store, scheduler, self._clock, requests, writes_events=False)
         self._submitter = Submitter(self.store)
         self._coming = deque(enumerate(load.arrivals))
         self._progress = Progress(load, start_s, look)
         self._running = Running(
             self.store,
             self._clock,
-            self._requests,
             self._progress,
             removes_at_once=not any(one.group.spec.depends_on for one in load.arrivals),
         )
@@ -607,7 +612,7 @@ class LoadRun:
         place, arrival = self._coming.popleft()
         now_ms = self._clock.now_ms()
         uid = str(place)
-        write(self.store, self._requests, self._submitter.submitted(arrival.group, uid, now_ms))
+        write_once(self.store, self._submitter.submitted(arrival.group, uid, now_ms))
         self._progress.submitted(uid, now_ms // SECOND)
         return uid
 
@@ -701,13 +706,13 @@ class LoadRun:
 
     def _next_at(self) -> int | None:
         """Return the next instant at which anything is due, not before now."""
-        instants: list[int] = []
+        at = self._running.next_at()
         if self._coming:
-            instants.append(self._coming[0][1].at_s * SECOND)
-        if (ends_at := self._running.next_at()) is not None:
-            instants.append(ends_at)
+            comes_at = self._coming[0][1].at_s * SECOND
+            at = comes_at if at is None or comes_at < at else at
         # The clocks of ended groups still run, but their effects do not matter.
         if self._progress.finished < len(self._load.arrivals):
-            due_at = self._due_by(min(instants, default=_NEVER))
-            instants += [] if due_at is None else [whole_second(due_at)]
-        return max(min(instants), self._clock.now_ms()) if instants else None
+            due_at = self._due_by(_NEVER if at is None else at)
+            if due_at is not None and (at is None or due_at < at):
+                at = whole_second(due_at) if at is None else min(at, whole_second(due_at))
+        return None if at is None else max(at, self._clock.now_ms())

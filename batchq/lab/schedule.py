@@ -12,7 +12,6 @@ received what it asked for, regardless of the order.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -105,7 +104,11 @@ class Meter:
 
     def add(self, gauge: Gauge, units: int, at_s: int) -> None:
         """Increase the gauge's value by `units` from `at_s` on."""
-        showed, since_s = self._shows.get(gauge, (0, at_s))
+        known = self._shows.get(gauge)
+        if known is None:
+            self._shows[gauge] = (units, at_s)
+            return
+        showed, since_s = known
         if showed and since_s != at_s:
             self._fill(gauge, showed, since_s, at_s)
         self._shows[gauge] = (showed + units, at_s)
@@ -187,16 +190,17 @@ class FreeResources:
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._free: dict[str, int] = total(map(capacity_of, nodes))
         #: Request of a waiting group -> number of such groups.
-        self._asked: Counter[GroupRequest] = Counter()
+        self._asked: dict[GroupRequest, int] = {}
 
     def comes(self, request: GroupRequest) -> None:
         """Add a waiting group with this request."""
-        self._asked[request] += 1
+        self._asked[request] = self._asked.get(request, 0) + 1
 
     def starts(self, request: GroupRequest) -> None:
         """Remove a waiting group with this request."""
-        self._asked[request] -= 1
-        if not self._asked[request]:
+        if left := self._asked[request] - 1:
+            self._asked[request] = left
+        else:
             del self._asked[request]
 
     def takes(self, pod: Pod) -> None:

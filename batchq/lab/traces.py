@@ -61,7 +61,7 @@ from batchq.api.objects import (
 from batchq.api.transaction import Charge, Transaction, Write
 from batchq.client.changes import NewGroups, create, first_contradiction, found_defaults
 from batchq.config import SchedulerConfig
-from batchq.core.quota.ledger import holders_in_store
+from batchq.core.quota.ledger import holders_of_record
 from batchq.errors import InvalidInput, NotFound, Rejected
 from batchq.lab.simulation.world import write
 from batchq.ports import IdSource
@@ -647,16 +647,17 @@ def removal_of(group: PodGroup, pods: Sequence[Pod]) -> Transaction:
     """Return the removal of a group with its pods and charges. The charges may include pods that
     were stopped and whose end no session has seen yet.
     """
-    released = [*holders_in_store(group)]
+    released = holders_of_record(group)
     released += [f"pod:{pod.metadata.uid}" for pod in pods if pod.status.phase in ON_NODE]
     if group.status.phase not in TERMINAL:
         released.append(f"object:{group.metadata.uid}")
+    key = key_of(group)
     return Transaction(
-        subject=key_of(group),
+        subject=key,
         writes=(
-            Write(kind="PodGroup", key=key_of(group), expect=group.metadata.revision, value=None),
+            Write(kind="PodGroup", key=key, expect=group.metadata.revision, value=None),
             *[
-                Write(kind="Pod", key=key_of(pod), expect=pod.metadata.revision, value=None)
+                Write(kind="Pod", key=pod.metadata.uid, expect=pod.metadata.revision, value=None)
                 for pod in pods
             ],
         ),

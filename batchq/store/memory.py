@@ -371,36 +371,40 @@ class ObjectTable:
             return
         if self._many:
             self._many.pop(group, None)
-        if pods:
-            self._pods.put(group, tuple(pods.all()))
-        else:
-            self._pods.remove(group)
+        former = pods.stored if isinstance(pods, _FewPods) else self._pods.get(group)
+        self._pods.exchange(group, former, tuple(pods.all()) if pods else None)
 
     def _exchange_pod(self, key: str, former: Object | None, item: Object | None) -> None:
         if isinstance(former, Pod) and not _replaces(former, item):
             self._pods_in_change(former.status.group_uid).remove(former.metadata.uid)
-        self._leave_node(key)
+        on_node = None
         if isinstance(item, Pod):
             self._pods_in_change(item.status.group_uid).put(item.metadata.uid, item)
-            if item.status.phase in ON_NODE:
-                self._on_node[key] = item
-                self._in_use[item.status.node] += 1
+            on_node = item if item.status.phase in ON_NODE else None
+        self._note_node(key, on_node)
 
-    def _leave_node(self, key: str) -> None:
+    def _note_node(self, key: str, pod: Pod | None) -> None:
+        """Note the node that a pod is on now; None for a pod that is on none."""
         former = self._on_node.pop(key, None)
-        if former is not None:
-            name = former.status.node
-            self._in_use[name] -= 1
-            if not self._in_use[name]:
-                del self._in_use[name]
+        if pod is not None:
+            self._on_node[key] = pod
+        was = "" if former is None else former.status.node
+        now = "" if pod is None else pod.status.node
+        if was == now:
+            return
+        if now:
+            self._in_use[now] += 1
+        if was:
+            self._in_use[was] -= 1
+            if not self._in_use[was]:
+                del self._in_use[was]
 
     def _pods_in_change(self, group: str) -> _FewPods | ObjectRow[Pod]:
         pods = self._changed.get(group)
         if pods is None:
             pods = self._many.get(group) if self._many else None
             if pods is None:
-                stored = self._pods.get(group) or ()
-                pods = _FewPods((pod.metadata.uid, pod) for pod in stored)
+                pods = _FewPods(self._pods.get(group))
             self._changed[group] = pods
         return pods
 
@@ -410,7 +414,12 @@ class _FewPods(dict[str, Pod]):
     which a row's chunks cost more than sorting.
     """
 
-    __slots__ = ()
+    __slots__ = ("stored",)
+
+    def __init__(self, stored: Sequence[Pod] | None) -> None:
+        super().__init__([(pod.metadata.uid, pod) for pod in stored] if stored else ())
+        #: The pods before the changes; None without any.
+        self.stored = stored
 
     def put(self, uid: str, pod: Pod) -> None:
         self[uid] = pod
@@ -521,6 +530,12 @@ class MemoryStore:
                 self._answered.popitem(last=False)
         return commit_of(transactions, *known)
 
+    def apply(self, transaction: Transaction) -> Answer:
+        """Apply one transaction as `commit` does, for a writer without an epoch that never repeats
+        a request.
+        """
+        return self._answer(well_formed(transaction), None, 1000, None)
+
     def next_epoch(self) -> int:
         """Begin a new leader's epoch, and return it."""
         self._epoch += 1
@@ -611,9 +626,10 @@ class MemoryStore:
         for scope, less in weighed.minus.items():
             sums = self._sums.setdefault(scope, {})
             for name, units in less.items():
-                sums[name] = sums.get(name, 0) - units
-                if not sums[name]:
-                    del sums[name]
+                if left := sums.get(name, 0) - units:
+                    sums[name] = left
+                else:
+                    sums.pop(name, None)
             if not sums:
                 del self._sums[scope]
         for holder, held in weighed.held.items():

@@ -54,13 +54,14 @@ def well_formed(transaction: Transaction) -> Transaction:
     scope twice, a write that compares nothing, a negative amount.
     """
     writes, charges, limits = transaction.writes, transaction.charges, transaction.limits
-    if len(writes) > 1 and _repeats([(write.kind, write.key) for write in writes]):
+    if len(writes) > 1 and len({(one.kind, one.key) for one in writes}) != len(writes):
         raise _broken(transaction, "writes one object twice")
-    if len(charges) > 1 and _repeats([charge.holder for charge in charges]):
+    if len(charges) > 1 and len({charge.holder for charge in charges}) != len(charges):
         raise _broken(transaction, "charges one holder twice")
     for write in writes:
-        if write.value is not None:
-            _check_value(transaction, write, write.value)
+        value = write.value
+        if value is not None:
+            _check_value(transaction, write, value)
         if write.expect is None and not write.fence:
             what = f"writes {write.kind} {write.key} without comparing anything"
             raise _broken(transaction, what)
@@ -207,8 +208,8 @@ def weigh(charges: tuple[Charge, ...], present: Mapping[str, Held]) -> Weighed:
     held: dict[str, Held] = {}
     for charge in charges:
         holder = charge.holder
-        was, now = present.get(holder, NOTHING), held_by(charge)
-        held[holder] = now
+        was = present.get(holder, NOTHING)
+        now = held[holder] = held_by(charge) if charge.amounts else NOTHING
         if now[0]:
             checked = charge.checked
             for scope, more in _beyond(now, was) if was[0] else [(one, now[1]) for one in now[0]]:

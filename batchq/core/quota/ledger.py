@@ -92,6 +92,14 @@ def holders_in_store(record: PodGroup) -> dict[str, tuple[tuple[str, ...], Amoun
     return holders_of(record.metadata.uid, scopes, dict(status.charge), status.pledge.owed)
 
 
+def holders_of_record(record: PodGroup) -> list[str]:
+    """Return the names of the holders of a record as it was stored."""
+    status = record.status
+    if status.charge and not status.pledge.owed:
+        return [f"group:{record.metadata.uid}"]
+    return list(holders_in_store(record))
+
+
 def is_booked(group: GroupState, owed: ByScope) -> bool:
     """Return whether the stored charge of the group equals that of the session."""
     stored = group.record.status

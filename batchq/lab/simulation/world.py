@@ -49,7 +49,7 @@ from batchq.api.objects import (
     kind_of,
 )
 from batchq.api.resources import Amounts, of_pod, plus
-from batchq.api.transaction import Commit, Ledger, Transaction, capacity_of
+from batchq.api.transaction import Commit, Ledger, Refusal, Transaction, Word, capacity_of
 from batchq.client.changes import (
     COMBINATIONS,
     check_apart,
@@ -551,6 +551,16 @@ def write(store: MemoryStore, requests: IdSource, transaction: Transaction | Non
     commit = store.commit([transaction], request_id=requests.new_uid())
     if commit.refused:
         raise explain_refusal(commit.refused[0])
+
+
+def write_once(store: MemoryStore, transaction: Transaction) -> None:
+    """Apply a transaction that is never repeated, so that it needs no request id.
+
+    Raises the error of `explain_refusal`.
+    """
+    answer = store.apply(transaction)
+    if answer.word is not Word.OK:
+        raise explain_refusal(Refusal(transaction=transaction, answer=answer))
 
 
 class InvariantWatch:

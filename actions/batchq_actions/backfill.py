@@ -19,8 +19,9 @@ earlier, so the head may start before its reservation if no other group takes th
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import dropwhile, islice
+
+from msgspec import Struct
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.objects import Pod, Strategy
@@ -28,9 +29,9 @@ from batchq.api.resources import Amounts, describe, larger
 from batchq.core.equivalence import PendingIterator
 from batchq.core.kept_capacity import amounts_by_node, gives_way_to
 from batchq.core.node_timeline import AmountsByNode
-from batchq.core.pending_queue import blockers, groups_after, waits_in_line
+from batchq.core.pending_queue import blockers, groups_after, is_kept_out, waits_in_line
 from batchq.core.placement.elastic import place_what_asks_for_nothing, waiting_extras, waits_behind
-from batchq.core.placement.placement import bind_until_ready, find_node
+from batchq.core.placement.placement import find_node, start_gang
 from batchq.core.quota import ROOT
 from batchq.core.quota.fair_shares import note_admission
 from batchq.core.quota.head_reservation import (
@@ -52,7 +53,6 @@ from batchq.core.session.transitions import (
     create_pods,
     reserve,
     shape_of_extra,
-    wanted_ordinals,
 )
 from batchq.core.timeline import LedgerTimeline, is_within
 
@@ -73,8 +73,7 @@ class Backfill:
         place_what_asks_for_nothing(session)
 
 
-@dataclass(frozen=True, slots=True)
-class _BackfillLine:
+class _BackfillLine(Struct, frozen=True):
     """A blocked head with its start, the groups behind it in the order in which they are tried, and
     the plan in which the head is booked; with `for_all` the groups behind it are booked, too.
     """
@@ -169,9 +168,24 @@ def _may_start_any(session: Session, name: str, head: GroupState) -> bool:
     waits_for_limits = not session.ledger.head_reservations and bool(blockers(session, head))
     return (
         not waits_for_limits
-        or next(_behind(session, name, head, unparked=True), None) is not None
+        or _has_any_behind(session, name, head)
         or any(group.is_elastic and is_admitted(group) for group in session.unsettled())
     )
+
+
+def _has_any_behind(session: Session, name: str, head: GroupState) -> bool:
+    """Return whether `_behind` yields any group without the classes that are kept out."""
+    key = session.group_key(head)
+    # Usually the first group of some class shows it, and no iterator is needed.
+    for peers in session.queues[name].line.classes.values() if name != ROOT else ():
+        following = None if is_kept_out(session, peers) else peers.members.after(key)
+        if following is not None and _is_in_line(session, following[1]):
+            return True
+    return next(_behind(session, name, head, unparked=True), None) is not None
+
+
+def _is_in_line(session: Session, group: GroupState) -> bool:
+    return still_waits(group) and waits_in_line(session.refusals.get(group.uid, ()))
 
 
 def _unheaded(session: Session) -> list[str]:
@@ -179,6 +193,8 @@ def _unheaded(session: Session) -> list[str]:
     if not session.plugins.points["queueOrder"]:
         return []
     reservations = session.ledger.head_reservations
+    if not reservations:
+        return []
     return [name for name in session.queues if any(other != name for other in reservations)]
 
 
@@ -291,7 +307,7 @@ def _behind(
             # A group without a walltime may run for ever, so the limits must admit it for ever.
             if not is_within(group.record.spec.walltime, longest):
                 continue
-        if still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):
+        if _is_in_line(session, group):
             yield group
 
 
@@ -310,8 +326,7 @@ def _shortest_first(walltime: int | None) -> tuple[bool, int]:
     return (walltime is None, walltime or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Started:
+class _Started(Struct, frozen=True):
     """A group that has just been admitted, or has grown by `growth`: for how long it runs, and what
     the pods that were bound for it take by node.
     """
@@ -329,12 +344,15 @@ def _go_ahead(turn: _Turn, line: _BackfillLine) -> Iterator[_Started]:
     delay that head. Nothing else is yielded then: the groups behind it have another head.
     """
     session = turn.session
-    if line.start == session.now_ms and (started := _start(turn, line.queue, line.head)):
-        yield started
-        return
+    if line.start == session.now_ms:
+        length = length_of(session, line.head)
+        if started := _start(turn, line.queue, line.head, length):
+            yield started
+            return
     for group in () if line.for_all else line.behind:
-        fits = line.plan.fits_now(group, length_of(session, group))
-        if fits and (started := _start(turn, line.queue, group, line.plan)):
+        length = length_of(session, group)
+        fits = line.plan.fits_now(group, length)
+        if fits and (started := _start(turn, line.queue, group, length, line.plan)):
             yield started
     if not line.for_all or (yield from _go_in_turn(turn, line)):
         for group in _growing(session, line):
@@ -351,12 +369,13 @@ def _go_in_turn(turn: _Turn, line: _BackfillLine) -> Generator[_Started, None, b
     while place < count:
         group = behind[place]
         place += 1
-        start = plan.slot(group, length_of(session, group))
+        length = length_of(session, group)
+        start = plan.slot(group, length)
         if start is None:
             # As for a head without a start: any group that passes it may delay it.
             return False
         is_now = start == session.now_ms
-        if is_now and (started := _start(turn, line.queue, group, plan)):
+        if is_now and (started := _start(turn, line.queue, group, length, plan)):
             yield started
             continue
         _reserve(session, line, group, start)
@@ -384,14 +403,16 @@ def _go_between(turn: _Turn, name: str) -> Iterator[_Started]:
     session, known = turn.session, turn.known
     head = session.heads.strict.get(name)
     while head is not None and still_waits(head):
-        fits = known.fits_now(head, length_of(session, head))
-        if not fits or (started := _start(turn, name, head)) is None:
+        length = length_of(session, head)
+        fits = known.fits_now(head, length)
+        if not fits or (started := _start(turn, name, head, length)) is None:
             return
         yield started
         head = _next_head(session, name, head)
     for group in islice(_in_line(session, name), MOST_TRIED) if head is None else ():
-        fits = known.fits_now(group, length_of(session, group))
-        if fits and (started := _start(turn, name, group)):
+        length = length_of(session, group)
+        fits = known.fits_now(group, length)
+        if fits and (started := _start(turn, name, group, length)):
             session.ledger.drop_head_reservation(group)
             yield started
 
@@ -400,7 +421,7 @@ def _in_line(session: Session, name: str) -> Iterator[GroupState]:
     """Yield the groups of a queue that are in line, without classes that a full limit keeps out."""
     also = _drained(session, name)
     for group in groups_after(session, name, (), also, kept_out=False):
-        if still_waits(group) and waits_in_line(session.refusals.get(group.uid, ())):
+        if _is_in_line(session, group):
             yield group
 
 
@@ -415,19 +436,24 @@ def _amounts_by_node(session: Session, group: GroupState) -> AmountsByNode:
 
 
 def _start(
-    turn: _Turn, queue: str, group: GroupState, plan: LedgerTimeline | None = None
+    turn: _Turn,
+    queue: str,
+    group: GroupState,
+    length: int | None,
+    plan: LedgerTimeline | None = None,
 ) -> _Started | None:
-    """Start a group, or the next pod of a running one; return None if it cannot start now. `plan`
-    has the bookings of other groups of its queue.
+    """Start a group, or the next pod of a running one, for `length` ms; return None if it cannot
+    start now. `plan` has the bookings of other groups of its queue.
     """
     session = turn.session
     if any(one.plugin == "pledge" for one in session.refusals.get(group.uid, ())):
         # It was evicted in this session: what it left is pledged to its preemptor.
         return None
-    length = length_of(session, group)
     if group.next_pod is None:
-        admitted = _admit(turn, queue, group, length, plan)
-        return _Started(group, length, _amounts_by_node(session, group)) if admitted else None
+        if not _admit(turn, queue, group, length, plan):
+            return None
+        by_node = _amounts_by_node(session, group) if turn.known.covers_nodes else {}
+        return _Started(group, length, by_node)
     shape = group.next_pod
     growth = growth_with(session, group, shape)
     extra = next(
@@ -463,10 +489,9 @@ def _admit(
             reserve(statement, group, f"reserved {describe(group.reservation)}")
         else:
             admit(statement, group, reservation=group.reservation)
-            create_pods(statement, group, wanted_ordinals(group))
             if not group.is_external:
                 with keeping_off(session, _booked_beside(turn, queue, length, plan)):
-                    bind_until_ready(session, statement, group)
+                    start_gang(session, statement, group)
                 if not session.group_ready(group):
                     return False
         statement.commit()

@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TypeAlias
 
 from batchq.api.lifecycle import PodGroupPhase
@@ -45,6 +46,8 @@ Key: TypeAlias = tuple[str, str]
 _Move: TypeAlias = tuple[int, str, tuple[str, ...], Amounts]
 #: Columns, each with the most that may be charged beside a claim.
 _Limits: TypeAlias = list[tuple[list[int], int]]
+#: Stands for a length that is not known yet.
+_UNKNOWN = -2
 
 
 class LedgerTimeline:
@@ -72,6 +75,11 @@ class LedgerTimeline:
         if nodes_decide(session) and (self._own or not is_one_machine(session)):
             self._nodes = NodeTimeline(session, known)
         self._gangs: dict[tuple[object, ...], Gang] = {}
+
+    @property
+    def covers_nodes(self) -> bool:
+        """Return whether bookings take capacity on nodes, and not only in sums."""
+        return self._nodes is not None
 
     def beside(self) -> LedgerTimeline:
         """Return an independent copy: bookings in one do not appear in the other."""
@@ -172,11 +180,13 @@ class LedgerTimeline:
         only make it shorter. Computed once for all waiting groups with equal requests.
         """
         if group.next_pod is not None or self._ledger.charged(group):
-            return self._longest(group, self._limits_of(group), claim_of(group))
+            return self._longest(group, self._look_up(group), claim_of(group))
         asked = (group.scopes, group.shape.claim)
-        if asked not in self._longest_now:
-            self._longest_now[asked] = self._longest(group, self._limits_of(group), claim_of(group))
-        return self._longest_now[asked]
+        longest = self._longest_now.get(asked, _UNKNOWN)
+        if longest == _UNKNOWN:
+            limits = self._limits_for(asked, group)
+            longest = self._longest_now[asked] = self._longest(group, limits, claim_of(group))
+        return longest
 
     def may_grow_now(
         self, group: GroupState, shape: TaskShape, growth: Amounts, length: int | None
@@ -223,7 +233,10 @@ class LedgerTimeline:
             return -1
         full = len(self._at)
         for column, most in limits:
-            full = next((step for step in range(full) if column[step] > most), full)
+            for step in range(full):
+                if column[step] > most:
+                    full = step
+                    break
         if self._ledger.unused:
             holds = (self._guarantees_hold(group, step, wanted) for step in range(full))
             full = next((step for step, held in enumerate(holds) if not held), full)
@@ -260,6 +273,9 @@ class LedgerTimeline:
         """Note that a group has just been admitted: the ledger already has its charge, which lasts
         until the group ends, and the nodes have its pods.
         """
+        if group.uid not in self._own:
+            self.grown(group, claim_of(group), length, room)
+            return
         now = self._at[0]
         self._book_sums(group, now, length)
         _, _, amounts = next(self._beyond_its_own(group, now, length))
@@ -331,17 +347,20 @@ class LedgerTimeline:
         """Return the columns that matter to a group, each with the most that may be charged beside
         it; None if the group's own request exceeds a limit.
         """
-        if self._ledger.charged(group):
+        if group.next_pod is not None or self._ledger.charged(group):
             return self._look_up(group)
-        if group.next_pod is not None:
-            return self._look_up(group)
-        asked = (group.scopes, group.shape.claim)
+        return self._limits_for((group.scopes, group.shape.claim), group)
+
+    def _limits_for(self, asked: tuple[object, ...], group: GroupState) -> _Limits | None:
+        """Return the same for all groups with equal requests (`asked`)."""
         if asked not in self._asked:
             self._asked[asked] = self._look_up(group)
         return self._asked[asked]
 
     def _look_up(self, group: GroupState) -> _Limits | None:
-        return self._beside(group, claim_of(group), lambda key: self._column(*key, group))
+        if group.uid not in self._own:
+            return self._beside(group, claim_of(group), self._shared)
+        return self._beside(group, claim_of(group), lambda key: self._column(key, group))
 
     def _beside(
         self, group: GroupState, wanted: Amounts, column: Callable[[Key], list[int]]
@@ -353,13 +372,10 @@ class LedgerTimeline:
             found.append((column((scope, resource)), limit - need))
         return found
 
-    def _column(self, scope: str, resource: str, group: GroupState) -> list[int]:
-        """Return the sums of a scope, without the charge of the group if it waits."""
-        key = (scope, resource)
+    def _column(self, key: Key, group: GroupState) -> list[int]:
+        """Return the sums of a scope, without the charge of a group that waits."""
         shared = self._shared(key)
-        if group.uid not in self._own:
-            return shared
-        own = (self._held_at(group, at).get(resource, 0) for at in self._at)
+        own = (self._held_at(group, at).get(key[1], 0) for at in self._at)
         return [total - mine for total, mine in zip(shared, own, strict=True)]
 
     def _held_at(self, group: GroupState, instant: int) -> Amounts:
@@ -369,22 +385,20 @@ class LedgerTimeline:
     def _shared(self, key: Key) -> list[int]:
         column = self._columns.get(key)
         if column is None:
-            used = self._ledger.used(*key)
-            column = self._columns[key] = self._sums(key, used, self._moves)
+            column = self._columns[key] = self._sums(key, self._ledger.used(*key))
         return column
 
-    def _sums(self, key: Key, used: int, moves: list[_Move]) -> list[int]:
+    def _sums(self, key: Key, used: int) -> list[int]:
         scope, resource = key
         changes = [0] * len(self._at)
-        for at, _, scopes, amounts in moves:
+        # Each move has a step that begins at its instant.
+        step_at = dict(zip(self._at, range(len(self._at)), strict=True))
+        for at, _, scopes, amounts in self._moves:
             units = amounts.get(resource)
             if units and scope in scopes:
-                changes[bisect_right(self._at, at) - 1] += units
-        sums = []
-        for change in changes:
-            used += change
-            sums.append(used)
-        return sums
+                changes[step_at[at]] += units
+        changes[0] += used
+        return list(accumulate(changes))
 
     def _guarantees_hold(self, group: GroupState, step: int, wanted: Amounts) -> bool:
         """Check the guarantees of other queues (rule 3) with the ledger at that step."""

@@ -28,7 +28,15 @@ from batchq.core.session.session_nodes import Gang, KeptPlaces, NodeState
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.core.session.statement import Statement
-from batchq.core.session.transitions import bind, bind_all_placed, bind_placed, pod_of
+from batchq.core.session.transitions import (
+    bind,
+    bind_all_placed,
+    bind_placed,
+    create_placed,
+    create_pods,
+    pod_of,
+    wanted_ordinals,
+)
 
 _PARTS = 1_000_000
 
@@ -59,6 +67,35 @@ def bind_until_ready(
             attempt.join(statement)
             return None
     return _bind_in_order(session, statement, group, waiting)
+
+
+def start_gang(session: Session, statement: Statement, group: GroupState) -> None:
+    """Create the pods of a gang that was just admitted, and bind them until the group is ready."""
+    ordinals = wanted_ordinals(group)
+    if not _starts_whole(session, group, len(ordinals)):
+        create_pods(statement, group, ordinals)
+        bind_until_ready(session, statement, group)
+        return
+    # The usual case: all of its pods are alike and new, so each is bound as it is created.
+    filled: list[NodeState] = []
+    fill_nodes(session, group.tasks[0], len(ordinals), filled)
+    if len(filled) == len(ordinals):
+        create_placed(statement, group, ordinals, filled)
+    else:
+        session.nodes.put_back_places(KeptPlaces(((group.tasks[0], tuple(filled)),)))
+
+
+def _starts_whole(session: Session, group: GroupState, count: int) -> bool:
+    """Return whether a group has one task and no pods, and needs and has reserved all of these."""
+    return (
+        len(group.tasks) == 1
+        and not group.pods
+        and not group.is_elastic
+        and count == group.replicas == pods_short(session, group)
+        and not group.status.pledge.plan
+        and group.status.left_out == group.left_out
+        and _pods_within_charge(session, group, group.tasks[0]) >= count
+    )
 
 
 def _bind_in_order(

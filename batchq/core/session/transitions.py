@@ -242,6 +242,17 @@ def create_pods(statement: Statement, group: GroupState, ordinals: list[int]) ->
     return pods
 
 
+def create_placed(
+    statement: Statement, group: GroupState, ordinals: list[int], nodes: Sequence[NodeState]
+) -> None:
+    """Create pods and bind them, one to each of the nodes, which have taken their requests."""
+    then = _pods_bound(statement, pods_of(group, ordinals), nodes)
+    statement.put_pods(group, then)
+    names = tuple([pod_name(pod) for pod in then])
+    statement.say(intents.CreatePods(group=group.key, pods=names))
+    _say_bound(statement, group, then)
+
+
 def roll_back(
     statement: Statement,
     group: GroupState,

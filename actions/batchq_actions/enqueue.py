@@ -89,7 +89,8 @@ class Enqueue:
 
         # 2. Gangs that lack nothing but nodes look for places, which groups in line then leave
         #    alone.
-        if nodes_decide(session):
+        of_nodes = nodes_decide(session)
+        if of_nodes:
             keep_places(session)
 
         # 3. Groups that have reserved come before all others: the capacity is theirs already.
@@ -113,7 +114,7 @@ class Enqueue:
 
         # 7. The next session needs to know which nodes are reserved for heads, and since when a
         #    gang has waited for nodes.
-        if nodes_decide(session):
+        if of_nodes:
             store_head_places(session)
             note_first_waiting(session)
 

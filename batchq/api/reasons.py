@@ -314,7 +314,8 @@ def causes_of(verdicts: Iterable[Verdict]) -> tuple[Cause, ...]:
 
 def ranked(verdicts: Iterable[Verdict]) -> Blockers:
     """Return all verdicts, the most fundamental first, equal ones in the given order."""
-    return Blockers(sorted(verdicts, key=lambda verdict: verdict.rank))
+    found = list(verdicts)
+    return Blockers(sorted(found, key=lambda verdict: verdict.rank) if len(found) > 1 else found)
 
 
 def same_causes(left: tuple[Verdict, ...], right: tuple[Verdict, ...]) -> bool:

@@ -116,6 +116,8 @@ class PendingQueue:
                 peers.take_over(former)
             self.kinds.setdefault(kind_of(group), {})[key] = peers
             self.version += 1
+        if group.is_elastic and not group.is_external:
+            peers.may_grow = True
         group.peers, group.line_key = peers, line_key
         peers.members.add(line_key, group)
         reasons, (last_reasons, reasons_key, members) = (
@@ -232,9 +234,9 @@ class PendingIterator:
             if (first := peers.members.at(place)) is not None:
                 self._heap.append((first[0], 1, first[1], peers, place))
         heapq.heapify(self._heap)
-        self._passed: dict[Key, EquivalenceClass] = {
-            (peers.queue, peers.asks): peers for peers in passed
-        }
+        self._passed: dict[Key, EquivalenceClass] = (
+            {(peers.queue, peers.asks): peers for peers in passed} if passed else {}
+        )
         #: The key of the last group, and its position in its class.
         self._last: Key = ()
         self._place = 0
@@ -427,7 +429,8 @@ class WakeUpIndex:
 
     def freed(self, sums: Mapping[str, Mapping[str, int]]) -> list[EquivalenceClass]:
         """Return the classes whose sum has fallen far enough, in the order of parking."""
-        self._put_in_place()
+        if self._unplaced:
+            self._put_in_place()
         found: list[tuple[int, EquivalenceClass]] = []
         for (scope, resource), watching in self._watching.items():
             used = sums.get(scope, {}).get(resource, 0)

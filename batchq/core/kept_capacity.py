@@ -44,6 +44,9 @@ def counts_on_others(status: PodGroupStatus) -> bool:
 def standing_pledges(session: Session) -> Sequence[tuple[GroupState, Pledge]]:
     """Return every preemptor with a pledge, and its pledge."""
     known, touched = session.carried.preemptors, session.effects.touched
+    if not known and session.peek(PLEDGED_CAPACITY) is None:
+        # The usual case: none was stored, and this session has made none.
+        return ()
     preemptors = [
         one
         for one in ({**known, **touched} if known else touched).values()

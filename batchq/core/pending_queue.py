@@ -192,15 +192,12 @@ def candidates(
             singles = [*line.in_order(), *also.get(name, ())]
             groups = PendingIterator(line.classes.values(), singles, session.group_key)
             tried = line.classes if is_whole else line.unparked
-            firsts = [peers.first for peers in (*tried.values(), *freed.get(name, ()))]
-            may_grow = any(map(_may_grow, (*singles, *firsts)))
+            classes = (*tried.values(), *freed.get(name, ()))
+            # An elastic group may ask for more once it is admitted, which changes shares.
+            elastic = [one for one in singles if one.is_elastic and not one.is_external]
+            may_grow = bool(elastic) or any([peers.may_grow for peers in classes])  # noqa: C419 - a list is faster
             found[name] = Candidates(session, groups, whole=is_whole, may_grow=may_grow)
     return found
-
-
-def _may_grow(group: GroupState) -> bool:
-    """Return whether the group may ask for more once it is admitted, which changes shares."""
-    return group.is_elastic and not group.is_external
 
 
 def candidates_in_one_line(
@@ -265,12 +262,30 @@ def _refuse_class_behind(
         has_changed = group.status is not group.record.status
         if has_changed and group.phase != PodGroupPhase.PENDING:
             continue
+        if not has_changed and _still_waits_only_behind(session, peers, group, verdict):
+            return
         verdicts = session.as_kept(blockers(session, group))
         behind = verdict if not verdicts or verdicts.wait_in_line else None
         if not has_changed and not verdicts.are_own:
             refuse_class(session, group, verdicts, behind)
             return
         session.refuse(group, (*verdicts, behind) if behind else verdicts)
+
+
+def _still_waits_only_behind(
+    session: Session, peers: EquivalenceClass, group: GroupState, verdict: Verdict
+) -> bool:
+    """Return whether a class waits for nothing but a head, as it did in the last session."""
+    return (
+        peers.verdicts is not None
+        and not peers.verdicts
+        and peers.shown is not None
+        and peers.behind == verdict.detail
+        and not peers.is_parked
+        and not session.plugins.for_groups
+        and not _class_ineligible(session, peers, group)
+        and _fits(session, peers, group)
+    )
 
 
 def groups_after(
@@ -667,10 +682,11 @@ def _inadmissible(session: Session, group: GroupState) -> tuple[Verdict, ...]:
 
 def _refused_alike(session: Session, group: GroupState) -> tuple[Verdict, ...]:
     """Return a group's refusals, computed once for equal requests until the ledger changes."""
-    version, verdicts = session.pending.last_verdicts.get(group.asks, _NO_VERDICTS)
+    asks, known = group.asks, session.pending.last_verdicts
+    version, verdicts = known.get(asks, _NO_VERDICTS)
     if version != session.ledger.version:
         verdicts = session.dated(_ask(session, group))
-        session.pending.last_verdicts[group.asks] = (session.ledger.version, verdicts)
+        known[asks] = (session.ledger.version, verdicts)
     return verdicts
 
 

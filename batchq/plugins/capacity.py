@@ -70,6 +70,8 @@ class Capacity:
     )
 
     def admissible(self, session: Session, group: GroupState) -> list[Verdict]:
+        if _could_fit(session, group):
+            return self._over(session, group)
         return self._never(session, group) or self._over(session, group)
 
     def _never(self, session: Session, group: GroupState) -> list[Verdict]:
@@ -174,6 +176,17 @@ def _guaranteed_siblings(session: Session, chain: tuple[str, ...], resource: str
     shown = [f"{name} {resource} {describe_quantity(resource, found[name])}" for name in names[:2]]
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return f"guaranteed are {', '.join(shown)}{more}" if shown else ""
+
+
+def _could_fit(session: Session, group: GroupState) -> bool:
+    """Return whether rule 1 is known to admit the group: its class could fit at some time."""
+    peers = group.peers
+    return (
+        peers is not None
+        and group.status is group.record.status
+        and session.pending.limits_decide
+        and peers.could_fit_in == session.pending.generation
+    )
 
 
 def _no_node(plugin: str, known: int) -> Verdict:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from msgspec import Struct, structs
+
 from batchq.api import intents
 from batchq.api.intents import Intent
 from batchq.api.lifecycle import PodGroupPhase
@@ -224,8 +226,7 @@ def _set_scheduled(statement: Statement, group: GroupState, verdicts: tuple[Verd
     set_condition(statement, group, "Scheduled", "False", verdict.reason, verdict.message())
 
 
-@dataclass(frozen=True, slots=True)
-class CycleReport:
+class CycleReport(Struct, frozen=True, kw_only=True):
     """The result of a cycle."""
 
     session: Session
@@ -234,7 +235,7 @@ class CycleReport:
     duration_ms: int
     #: The cycle was skipped: `session` is the last one, which decided nothing, and nothing changed.
     rested: bool = False
-    _due: list[int | None] = field(default_factory=list, repr=False, compare=False)
+    _due: list[int | None] = []
 
     @property
     def next_due_at(self) -> int | None:
@@ -369,7 +370,7 @@ class Cycle:
             return None
         if not says_the_same(last.session.snapshot, snapshot):
             return None
-        return replace(last, rested=True, duration_ms=self._clock.now_ms() - now_ms)
+        return structs.replace(last, rested=True, duration_ms=self._clock.now_ms() - now_ms)
 
 
 @dataclass(frozen=True, slots=True)

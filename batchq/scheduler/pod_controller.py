@@ -453,6 +453,8 @@ def roll_back_over_limits(session: Session) -> None:
     in_queue = [
         group for group in session.unsettled() if _may_leave(group) and group.status.reservation
     ]
+    if not in_queue:
+        return
     scopes = sorted({scope for group in in_queue for scope in group.scopes})
     # As a rule, no limit was reduced.
     over = [scope for scope in scopes if _excess(session, scope)]

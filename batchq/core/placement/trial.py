@@ -558,11 +558,13 @@ def _has_reservation(session: Session, group: GroupState) -> bool:
 def note_first_waiting(session: Session) -> None:
     """Store since when the first group in line of a queue waits only for nodes."""
     queues = {peers.queue for peers in session.get(NODE_REFUSALS).parked_classes()}
-    queues.update(
-        session.groups[uid].queue
-        for uid, verdicts in session.refusals.own.items()
-        if any(verdict.plugin == PLUGIN for verdict in verdicts)
-    )
+    for uid, refusals in session.refusals.own.items():
+        for verdict in refusals:
+            if verdict.plugin == PLUGIN:
+                queues.add(session.groups[uid].queue)
+                break
+    if not queues:
+        return
     for name in sorted(queues & session.queues.keys()):
         group = _first_in_line(session, name)
         if group is None or group.status.nodes_lacked_at is not None:

@@ -165,10 +165,10 @@ def choose_new_victims(session: Session, action: str) -> None:
         for group, pledge in standing_pledges(session)
         if pledge.action == action and _needs_new_victims(session, group)
     ]
-    if waiting:
-        # Computed while they still have their pledges, because their requests are part of the
-        # demand.
-        deserved_of_queues(session)
+    if not waiting:
+        return
+    # Computed while they still have their pledges, because their requests are part of the demand.
+    deserved_of_queues(session)
     for group in sorted(waiting, key=session.group_key):
         before = group.status
         if not before.pledge.stands or group.uid in session.get(DECIDED).served(session):
@@ -264,9 +264,12 @@ def end_pledges_still_spare(session: Session) -> list[GroupState]:
 
 def _waiting_for_victims(session: Session) -> list[GroupState]:
     """Return the Pending gangs with a reservation that wait for victims, in order."""
+    pledges = standing_pledges(session)
+    if not pledges:
+        return []
     waiting = [
         group
-        for group, pledge in standing_pledges(session)
+        for group, pledge in pledges
         if group.phase == PodGroupPhase.PENDING
         and group.reserved
         and not pledge.extra

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fractions import Fraction
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
@@ -301,6 +301,7 @@ def _gets_back(session: Session, head: GroupState, borrower: GroupState) -> bool
             return False
 
 
+_KEEPING_NOTHING_OFF = nullcontext()
 #: How many groups of a queue are searched for its head.
 _MOST_LOOKED_AT = 100
 
@@ -495,9 +496,13 @@ def _places_of(session: Session) -> Mapping[str, HeadPlace]:
     return places
 
 
-@contextmanager
-def keeping_off(session: Session, by_node: AmountsByNode) -> Iterator[None]:
+def keeping_off(session: Session, by_node: AmountsByNode) -> AbstractContextManager[None]:
     """While the context is open, nodes have these amounts less free."""
+    return _keeping_off(session, by_node) if by_node else _KEEPING_NOTHING_OFF
+
+
+@contextmanager
+def _keeping_off(session: Session, by_node: AmountsByNode) -> Iterator[None]:
     nodes = [
         (session.nodes.by_name[name], amounts)
         for name, amounts in by_node.items()
@@ -517,12 +522,15 @@ def store_head_places(session: Session) -> None:
     the stored places; a head without a place gets one, unless no other queue has groups that could
     compete with it.
     """
-    if session.ledger.head_reservations and any(
+    reservations, places = session.ledger.head_reservations, session.peek(HEAD_PLACES)
+    if not reservations and not places and not session.carried.heads_on_nodes:
+        return
+    if reservations and any(
         not session.groups[one.head].status.set_aside_on and _is_beside_others(session, queue)
-        for queue, one in session.ledger.head_reservations.items()
+        for queue, one in reservations.items()
     ):
         _places_of(session)
-    heads = {one.head for one in session.ledger.head_reservations.values()}
+    heads = {one.head for one in reservations.values()}
     for uid, place in sorted(session.get(HEAD_PLACES).items()):
         if uid in heads:
             _write(session, session.groups[uid], place.by_node)

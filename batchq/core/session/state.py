@@ -670,6 +670,7 @@ class EquivalenceClass:
         "ineligible_in",
         "is_parked",
         "last_joined",
+        "may_grow",
         "members",
         "queue",
         "shown",
@@ -706,6 +707,8 @@ class EquivalenceClass:
         self.full_above = 0
         #: Whether its requests count in the demand of its queue.
         self.in_demand = False
+        #: Whether a member may ask for more once it is admitted, which changes shares.
+        self.may_grow = False
 
     def take_over(self, former: EquivalenceClass) -> None:
         """Take over why groups with equal requests were ineligible, and the headroom for one: both

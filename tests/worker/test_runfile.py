@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from batchq.api.node_report import PodAttempt
+from batchq.api.node_report import PodAttempt, PodOutcome
 from batchq.worker.rendezvous import Peer
 from batchq.worker.workhorse.run_file import RunFile, RunFiles
 
@@ -46,8 +46,7 @@ def test_a_writer_that_is_killed_leaves_the_former_record_or_the_new_one(
     for size in range(former, len(content) + 1):
         path.write_bytes(content)
         cut_to(path, size)
-        # The end of the line adds nothing.
-        group = 2 if size >= len(content) - 1 else 1
+        group = 2 if size == len(content) else 1
         assert files.read("u-1-0", 1) == a_run(group)
         assert list(files.all()) == [a_run(group)]
         files.write(a_run(3))
@@ -76,21 +75,39 @@ def test_a_reader_sees_a_whole_record_whatever_its_writer_does(files: RunFiles) 
     assert seen == sorted(seen)
 
 
+def test_a_record_that_is_written_during_a_read_is_left_to_the_next_one(
+    files: RunFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for group in (1, 2):
+        files.write(a_run(group))
+    read = os.pread
+
+    def read_late(file: int, length: int, start: int) -> bytes:
+        patch.undo()
+        files.write(a_run(3))
+        return read(file, length, start)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", read_late)
+        assert files.read("u-1-0", 1) == a_run(2)
+    assert files.read("u-1-0", 1) == a_run(3)
+
+
 def test_a_record_that_a_full_disk_has_cut_off_loses_only_itself(
     files: RunFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.write(a_run(1))
-    write, left = os.write, [20]
+    write, left = os.pwrite, [20]
 
-    def write_until_full(file: int, data: bytes) -> int:
+    def write_until_full(file: int, data: bytes, place: int) -> int:
         if not left[0]:
             raise OSError(errno.ENOSPC, "full")
-        done = write(file, data[: left[0]])
+        done = write(file, data[: left[0]], place)
         left[0] -= done
         return done
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", write_until_full)
+        patch.setattr(os, "pwrite", write_until_full)
         files.write(a_run(2))
     assert files.read("u-1-0", 1) == a_run(1)
     files.write(a_run(3))
@@ -106,6 +123,31 @@ def test_a_record_of_a_former_version_counts_until_the_next_one(
     assert files.read("u-1-0", 1) == a_run(2)
     (tmp_path / "u-1-0-2.draft").write_bytes(msgspec.json.encode(a_run(5)))
     assert files.read("u-1-0", 2) == a_run(5)
+
+
+def test_a_former_version_reads_the_last_record(files: RunFiles, tmp_path: Path) -> None:
+    outcome = PodOutcome(exit_code=3, how="exited with 3")
+    ended = structs.replace(a_run(2), outcome=outcome, result=b'"{\n}"', hands_over=True)
+    for run in (a_run(0), a_run(2), ended):
+        files.write(run)
+        # It decoded the file as a whole.
+        content = (tmp_path / "u-1-0-1.json").read_bytes()
+        assert msgspec.json.decode(content, type=RunFile) == run
+
+
+def test_records_that_a_version_wrote_as_lines_are_read_and_replaced(
+    files: RunFiles, tmp_path: Path
+) -> None:
+    path = tmp_path / "u-1-0-1.json"
+    first, second = (b"\n%b\n" % msgspec.json.encode(a_run(group)) for group in (1, 2))
+    for size in range(len(second)):
+        path.write_bytes(first + second[:size])
+        assert files.read("u-1-0", 1) == a_run(2 if size == len(second) - 1 else 1), size
+    path.write_bytes(first + second)
+    assert files.read("u-1-0", 1) == a_run(2)
+    files.write(a_run(3))
+    files.write(a_run(4))
+    assert files.read("u-1-0", 1) == a_run(4)
 
 
 def test_a_torn_draft_is_not_a_record_and_hides_none(files: RunFiles, tmp_path: Path) -> None:

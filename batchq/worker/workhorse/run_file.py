@@ -199,21 +199,21 @@ class RunFiles:
             draft.replace(path)
 
     def write(self, run: RunFile) -> None:
-        """Replace the record: the last complete line of the file counts.
+        """Replace the record: the file is one JSON object, and the last value of a name counts.
 
-        A writer that is killed leaves the former record, or the new one. A full disk is logged and
-        loses only this record. A new file for each record would cost several times as much.
+        Former versions read it, too, so an agent may be rolled back. A writer that is killed leaves
+        the former record, or the new one. A full disk is logged and loses only this record. A new
+        file for each record would cost several times as much.
         """
         # Runs three times for each pod, so it does without pathlib, which is slower.
         path = f"{self._directory}/{run.pod}-{run.attempt}{_SUFFIX}"
-        # What a full disk has cut off ends here, and is no part of this record.
-        line = b"\n%b\n" % msgspec.json.encode(run)
+        record = msgspec.json.encode(run)
         try:
             try:
-                _append(path, line)
+                _add(path, record)
             except FileNotFoundError:
                 self._directory.mkdir(parents=True, exist_ok=True)
-                _append(path, line)
+                _add(path, record)
         except OSError as trouble:
             log.warning("run file not written", path=path, trouble=str(trouble))
 
@@ -252,8 +252,7 @@ class RunFiles:
         path, draft = f"{self._directory}/{stem}{_SUFFIX}", f"{self._directory}/{stem}{_DRAFT}"
         for one in (path, draft, path):
             try:
-                with open(one, "rb") as file:  # noqa: PTH123
-                    return _last_record(file.read())
+                return _last_record(_content(one))
             except FileNotFoundError:
                 continue
             except (OSError, msgspec.MsgspecError) as trouble:
@@ -363,23 +362,51 @@ def _has(path: Path, data: bytes) -> bool:
         return file.read(len(data) + 1) == data
 
 
-def _append(path: str, data: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+def _add(path: str, record: bytes) -> None:
+    """Continue the object in a file with the members of a record. Raise OSError."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        while data:
-            data = data[os.write(file, data) :]
+        place = os.fstat(file).st_size
+        if place and os.pread(file, 1, place - 1) == b"}":
+            place, record = place - 1, b"\n," + record[1:]
+        elif place:
+            # From a version that wrote lines, or cut off by a full disk.
+            record = b"\n" + record
+        while record:
+            done = os.pwrite(file, record, place)
+            place, record = place + done, record[done:]
+    finally:
+        os.close(file)
+
+
+def _content(path: str) -> bytes:
+    """Return what is in a file at one instant. Raise OSError.
+
+    Of that, a writer changes only the last byte. What it adds meanwhile would not fit to it.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(file, os.fstat(file).st_size, 0)
     finally:
         os.close(file)
 
 
 def _last_record(content: bytes) -> RunFile:
-    """Return the last record in a file. Raise MsgspecError if it has none."""
-    lines = [line for line in content.split(b"\n") if line]
-    for line in reversed(lines[1:]):
-        # One that was cut off is no record.
-        with suppress(msgspec.MsgspecError):
-            return msgspec.json.decode(line, type=RunFile)
-    return msgspec.json.decode(lines[0] if lines else b"", type=RunFile)
+    """Return the last whole record in a file. Raise MsgspecError if it has none."""
+    with suppress(msgspec.MsgspecError):
+        return _decode(content)
+    end = content.rfind(b"\n")
+    while end > 0:
+        # A former version ended each record, which was a line.
+        for close in (b"}", b""):
+            with suppress(msgspec.MsgspecError):
+                return _decode(content[:end] + close)
+        end = content.rfind(b"\n", 0, end)
+    raise msgspec.DecodeError("no record is whole")
+
+
+def _decode(content: bytes) -> RunFile:
+    return msgspec.json.decode(content[content.rfind(b"\n{") + 1 :], type=RunFile)
 
 
 def _remove(path: str) -> None:

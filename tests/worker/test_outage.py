@@ -14,8 +14,9 @@ from batchq.store.outage import Outage
 from batchq.store.redis import RedisStore
 from batchq.worker.agent.wakeups import PeriodicTasks
 from tests.daemon.waiting import until
+from tests.harness.proxy import ControlledProxy
 from tests.harness.server import Server
-from tests.worker.stage import WITHIN_S, Stage
+from tests.worker.stage import WITHIN_S, Stage, members
 
 pytestmark = pytest.mark.e2e
 
@@ -83,6 +84,33 @@ def test_a_full_agent_logs_an_outage_once_too(stage: Stage, server: Server) -> N
     server.start()
     await_lines(stage, "store.back", 1, pod)
     assert len(lines(stage, "store.unavailable")) == 1
+
+
+@pytest.mark.parametrize(
+    ("lease_ms", "hangs_s"), [(12_000, 8.0), pytest.param(30_000, 21.0, marks=pytest.mark.slow)]
+)
+def test_a_server_that_hangs_for_two_thirds_of_a_lease_costs_no_pod(
+    stage: Stage, server: Server, lease_ms: int, hangs_s: float
+) -> None:
+    # Behind the proxy, the server's process is not known to be there or away.
+    with ControlledProxy(server.socket) as proxy:
+        stage.start_agent(url=proxy.url, lease_ms=lease_ms)
+        quiet = "echo up; sleep 600"
+        talkative = "echo up; while sleep 0.1; do echo more; done"
+        pods = [*stage.bind("sh", "-c", quiet), *stage.bind("sh", "-c", talkative)]
+        groups = [stage.started(pod, saying="up") for pod in pods]
+        proxy.block()
+        none_ends(groups, within_s=hangs_s)
+        proxy.mend()
+        # Longer than the leases from before would last.
+        none_ends(groups, within_s=lease_ms / 1000)
+        stage.close()
+
+
+def none_ends(groups: list[int], within_s: float) -> None:
+    """Check that no process group ends within that time."""
+    with pytest.raises(AssertionError, match="not within"):
+        until(lambda: not all(members(group) for group in groups), within_s=within_s)
 
 
 def await_lines(stage: Stage, word: str, count: int, pod: Pod) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from batchq.api.objects import Object
@@ -82,6 +82,37 @@ class Store(Reader, Protocol):
 
     def events(self, *, kind: str = "", key: str = "", most: int = 100) -> Sequence[Event]:
         """Return the latest events (of one object), oldest first."""
+
+
+class CommitStream(Protocol):
+    """A commit whose transactions are handed over in portions, from one thread."""
+
+    def add(self, transactions: Iterable[Transaction]) -> None:
+        """Add transactions. The store may apply them, in order, while the next are decided.
+
+        Raises StoreUnavailable.
+        """
+
+    def finish(self) -> Commit:
+        """Apply the rest, and return the outcome of all; to be called once.
+
+        Raises StoreUnavailable when it is unknown which were applied: those before one that was
+        applied were answered.
+        """
+
+
+class BeginCommit(Protocol):
+    """Begins a commit of which a store may apply some transactions before it has all."""
+
+    def __call__(
+        self,
+        *,
+        request_id: str,
+        epoch: int | None = None,
+        overcommit: int = 1000,
+        seen: int | None = None,
+    ) -> CommitStream:
+        """Begin a commit; the arguments are those of `Store.commit`."""
 
 
 class Executor(Protocol):

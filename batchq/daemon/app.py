@@ -118,6 +118,7 @@ def _run(
             store,
             RandomIds(),
             snapshot=lambda: store.snapshot_in_turn(NEW_A_SESSION),
+            begin_commit=store.begin_commit,
         )
         actions = first.config.actions
         _log.info("scheduler.starts", server=shown(url), actions=actions, config=first.digest)

@@ -11,7 +11,7 @@ the end of a session, `write_reasons` stores the reasons for which groups wait, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -28,7 +28,7 @@ from batchq.api.reasons import (
     same_causes,
     turn_of,
 )
-from batchq.api.transaction import Commit
+from batchq.api.transaction import Commit, Transaction
 from batchq.core.eligibility import InadmissibleGroups
 from batchq.core.extension import PluginPlaces
 from batchq.core.kept_capacity import store_kept_places
@@ -47,16 +47,18 @@ from batchq.core.session.snapshot import Instrument, Settings, Snapshot, says_th
 from batchq.core.session.state import GroupState, recorded_reasons
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods, set_condition, wanted_ordinals
-from batchq.ports import Clock, IdSource, Store
+from batchq.ports import BeginCommit, Clock, CommitStream, IdSource, Store
 from batchq.scheduler.admission_checks import roll_back_misfits
 from batchq.scheduler.pod_controller import settle
 from batchq.scheduler.timers import DEFERRED_MS, next_due_at
-from batchq.scheduler.transactions import transactions_of
+from batchq.scheduler.transactions import final_transactions, transactions_of
 
 #: Only the most fundamental ones are stored; `batchq describe` computes all of them on demand.
 MOST_REASONS_KEPT = 64
 #: Default of the most groups whose reasons one session writes.
 MOST_WRITTEN = 10_000
+#: A session that has touched fewer groups before its actions commits everything after them.
+TOUCHED_FOR_A_STREAM = 100
 _SHOWN_IN_SCHEDULED = (Waiting.SCHEDULING_GATED, Waiting.UNSCHEDULABLE)
 
 
@@ -292,16 +294,19 @@ class Cycle:
         ids: IdSource,
         *,
         snapshot: Callable[[], Snapshot] | None = None,
+        begin_commit: BeginCommit | None = None,
         writes_events: bool = True,
     ) -> None:
-        """`snapshot` reads the snapshot; by default, the store's whole one. Without
-        `writes_events`, no events of groups are stored, since nothing reads them.
+        """`snapshot` reads the snapshot; by default, the store's whole one. With `begin_commit`,
+        the store may apply the ends of groups while the actions decide. Without `writes_events`, no
+        events of groups are stored, since nothing reads them.
         """
         self._store = store
         self._snapshot = snapshot or store.snapshot
         self._scheduler = scheduler
         self._clock = clock
         self._ids = ids
+        self._begin_commit = begin_commit
         self._writes_events = writes_events
         #: The last cycle and its scheduler, if it decided nothing.
         self._quiet: tuple[Scheduler, CycleReport] | None = None
@@ -323,8 +328,15 @@ class Cycle:
         snapshot = self._snapshot()
         if (last := self._at_rest(snapshot, started_at)) is not None:
             return last
-        session = self._scheduler.decide(snapshot, started_at, writes_status=writes_status)
-        report = self._commit(session, epoch)
+        if self._begin_commit is None:
+            session = self._scheduler.decide(snapshot, started_at, writes_status=writes_status)
+            report = self._report(session, self._commit(session, epoch))
+        else:
+            session = self._scheduler.begin(snapshot, started_at, writes_status=writes_status)
+            stream, final = self._begin(self._begin_commit, session, epoch)
+            self._scheduler.conclude(session)
+            stream.add(self._transactions_of(session, without=final))
+            report = self._report(session, stream.finish())
         decides = report.intents or session.effects.has_deferred_reasons
         is_quiet = not decides and not report.commit.applied and not report.commit.refused
         self._quiet = (self._scheduler, report) if is_quiet else None
@@ -334,20 +346,45 @@ class Cycle:
         """Run a cycle without actions, for a caller that knows that they would decide nothing."""
         self._quiet = None
         session = self._scheduler.follow(self._snapshot(), self._clock.now_ms())
-        return self._commit(session, epoch)
+        return self._report(session, self._commit(session, epoch))
 
-    def _commit(self, session: Session, epoch: int | None) -> CycleReport:
-        """Commit what a session decided."""
-        transactions = transactions_of(session, with_events=self._writes_events)
-        commit = Commit()
-        if transactions:
-            commit = self._store.commit(
-                transactions,
-                request_id=self._ids.new_uid(),
-                epoch=epoch,
-                overcommit=self._scheduler.settings.overcommit,
-                seen=session.snapshot.revision,
-            )
+    def _begin(
+        self, begin_commit: BeginCommit, session: Session, epoch: int | None
+    ) -> tuple[CommitStream, Mapping[str, Transaction]]:
+        """Begin the commit of a session before its actions; return also the transactions, by uid of
+        their group, that it has been given already.
+        """
+        stream = begin_commit(
+            request_id=self._ids.new_uid(),
+            epoch=epoch,
+            overcommit=self._scheduler.settings.overcommit,
+            seen=session.snapshot.revision,
+        )
+        if len(session.effects.touched) < TOUCHED_FOR_A_STREAM:
+            return stream, {}
+        final = final_transactions(session, with_events=self._writes_events)
+        stream.add(final.values())
+        return stream, final
+
+    def _commit(self, session: Session, epoch: int | None) -> Commit:
+        """Commit what a session has decided."""
+        transactions = list(self._transactions_of(session))
+        if not transactions:
+            return Commit()
+        return self._store.commit(
+            transactions,
+            request_id=self._ids.new_uid(),
+            epoch=epoch,
+            overcommit=self._scheduler.settings.overcommit,
+            seen=session.snapshot.revision,
+        )
+
+    def _transactions_of(
+        self, session: Session, without: Container[str] = ()
+    ) -> Iterator[Transaction]:
+        return transactions_of(session, with_events=self._writes_events, without=without)
+
+    def _report(self, session: Session, commit: Commit) -> CycleReport:
         return CycleReport(
             session=session,
             intents=tuple(session.intents),
@@ -391,9 +428,19 @@ class Scheduler:
 
     def decide(self, snapshot: Snapshot, now_ms: int, *, writes_status: bool = True) -> Session:
         """Run a whole session: controllers, actions, reasons. Pure."""
+        session = self.begin(snapshot, now_ms, writes_status=writes_status)
+        self.conclude(session)
+        return session
+
+    def begin(self, snapshot: Snapshot, now_ms: int, *, writes_status: bool = True) -> Session:
+        """Open a session and run its controllers; `conclude` must follow. Pure."""
         session = self._open(snapshot, now_ms, self._inadmissible, self._carried)
         session.effects.defers_status = not writes_status
         settle(session)
+        return session
+
+    def conclude(self, session: Session) -> None:
+        """Run the actions of a session that has begun, and write its reasons. Pure."""
         session.line_up()
         session.begin_actions()
         if "enqueue" not in session.actions:
@@ -405,7 +452,6 @@ class Scheduler:
         session.close()
         write_reasons(session, self._inadmissible, self.most_written)
         session.end()
-        return session
 
     def follow(self, snapshot: Snapshot, now_ms: int) -> Session:
         """Run a session without actions, which the caller knows would decide nothing. Pure."""

@@ -7,7 +7,7 @@ resources can be granted in the same call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -40,36 +40,65 @@ _set = msgspec.structs.replace
 Holders: TypeAlias = dict[str, tuple[tuple[str, ...], Amounts]]
 
 
-def transactions_of(session: Session, *, with_events: bool = True) -> list[Transaction]:
-    """Return all transactions: those that free before those that take, else in decision order.
+def final_transactions(session: Session, *, with_events: bool = True) -> dict[str, Transaction]:
+    """Return, by uid, the transactions of the groups that have ended and hold nothing any more.
+
+    No action changes these, so they may be applied before the actions have decided. Without
+    `with_events`, they have no events.
+    """
+    by_group = _by_group(session.intents) if with_events else {}
+    tied = {uid for uids in session.effects.joined for uid in uids}
+    found: dict[str, Transaction] = {}
+    for uid, group in session.effects.touched.items():
+        if group.phase not in TERMINAL or uid in tied:
+            continue
+        books = _books_of(session, group)
+        if books.charge or books.owed:
+            continue
+        transaction = _of_group(session, group, books, by_group.get(group.key, ()))
+        if transaction is not None:
+            found[uid] = transaction
+    return found
+
+
+def transactions_of(
+    session: Session, *, with_events: bool = True, without: Container[str] = ()
+) -> Iterator[Transaction]:
+    """Yield all transactions, except those of the groups with the uids `without`: those that free
+    before those that take, else in decision order.
 
     Without `with_events`, those of groups have no events.
     """
     by_group = _by_group(session.intents) if with_events else {}
-    result = [
-        _node_falls_silent(session.nodes.by_name[name].record, now_ms=session.now_ms)
-        for name in session.effects.unready
-    ]
-    frees: list[Transaction] = []
+    for name in session.effects.unready:
+        yield _node_falls_silent(session.nodes.by_name[name].record, now_ms=session.now_ms)
     moves: list[Transaction] = []
-    takes: list[Transaction] = []
+    takes: list[tuple[GroupState, _Books]] = []
     tied = {uid for uids in session.effects.joined for uid in uids}
     parts: dict[str, tuple[bool, Transaction]] = {}
     for group in session.effects.touched.values():
+        if group.uid in without:
+            continue
         books = _books_of(session, group)
+        if books.grows and group.uid not in tied:
+            takes.append((group, books))
+            continue
         transaction = _of_group(session, group, books, by_group.get(group.key, ()))
         if transaction is None:
             continue
         if group.uid in tied:
             parts[group.uid] = (books.grows, transaction)
-        elif books.grows:
-            takes.append(transaction)
         elif any([charge.checked for charge in transaction.charges]):  # noqa: C419 - a list is faster
             # It binds within what it gave back; other groups may count on the rest of that.
             moves.append(transaction)
         else:
-            frees.append(transaction)
-    return [*result, *frees, *moves, *_joined(session, parts), *takes]
+            yield transaction
+    yield from moves
+    yield from _joined(session, parts)
+    for group, books in takes:
+        transaction = _of_group(session, group, books, by_group.get(group.key, ()))
+        if transaction is not None:
+            yield transaction
 
 
 def _joined(session: Session, parts: dict[str, tuple[bool, Transaction]]) -> list[Transaction]:

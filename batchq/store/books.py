@@ -52,7 +52,7 @@ from batchq.api.transaction import (
 from batchq.core.quota.ledger import holders_in_store
 from batchq.core.session.snapshot import Snapshot
 from batchq.store import keys, records, scripts
-from batchq.store.creation import EVENTS_KEPT
+from batchq.store.commits import EVENTS_KEPT
 from batchq.store.inspection import MOST_TOLD, Books, read_books
 from batchq.store.link import Link, count_of_writes
 from batchq.store.mirror import HEADS_A_PAGE, head_differs

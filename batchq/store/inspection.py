@@ -25,7 +25,7 @@ from batchq.api.views import Change
 from batchq.core.session.snapshot import ContactStanding, Snapshot
 from batchq.errors import StoreUnavailable
 from batchq.store import keys, scripts
-from batchq.store.creation import EVENTS_KEPT
+from batchq.store.commits import EVENTS_KEPT
 from batchq.store.keys import Key
 from batchq.store.link import (
     OTHER_TYPE,

@@ -1,16 +1,14 @@
-"""The store on a Redis server.
-
-A commit is split into calls of `commit.lua`, each of a bounded size.
-"""
+"""The store on a Redis server."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import chain
 from typing import Any, TypeAlias, cast
 
 import redis
@@ -21,13 +19,19 @@ from batchq.api.transaction import Answer, Commit, Delivery, Event, Ledger, Tran
 from batchq.api.views import Change
 from batchq.core.session.snapshot import Snapshot
 from batchq.errors import StoreUnavailable, UnreadableRecord
-from batchq.store import keys, records, scripts
+from batchq.store import keys, link, records, scripts
 from batchq.store.change_watch import ChangeWatch
-from batchq.store.creation import EVENTS_KEPT, create
+from batchq.store.commits import (
+    EVENTS_KEPT,
+    TRANSACTIONS_A_CALL,
+    CommitCalls,
+    Deliverer,
+    create,
+    size_of,
+)
 from batchq.store.link import (
     LONGEST_BLOCK_MS,
     Asked,
-    Call,
     Link,
     check_info,
     in_trips,
@@ -40,7 +44,6 @@ from batchq.store.mirror import (
     IsWanted,
     Mirror,
     MirrorDifference,
-    OwnWrites,
     Trimmed,
     after_change,
     read_changes,
@@ -51,12 +54,10 @@ from batchq.store.node_channels import (
     ReportQueues,
     add_taking_out,
     is_recreated,
-    removals,
 )
 from batchq.store.outage import Backoff, Outage
 from batchq.store.pages import PAGE, read_many, read_one, scan_objects
 from batchq.store.records import (
-    Written,
     error_of,
     field_named,
     field_of_key,
@@ -71,111 +72,8 @@ from batchq.store.records import (
     read_record,
 )
 from batchq.store.roles import forbidden
-from batchq.store.rules import Held, commit_of, well_formed
-
-#: Bounds of one call of the script: the server does nothing else meanwhile, and large calls take
-#: longer for each write, as their data no longer fits the processor's caches. A single transaction
-#: is never divided.
-TRANSACTIONS_A_CALL = 100
-WRITES_A_CALL = 250
-BYTES_A_CALL = 8 * 1024 * 1024
-
-#: Returns the calls of `deliver.lua` for these transactions of a commit with this request key.
-Deliverer: TypeAlias = Callable[[str, Sequence[Transaction]], Sequence[Call]]
-
-
-def calls_of(
-    transactions: Sequence[Transaction],
-    request_id: str,
-    *,
-    led: bool,
-    arguments: tuple[str | int, ...],
-    acknowledged: Sequence[AcknowledgedReport | None] = (),
-    audits: Sequence[bytes] = (),
-    deliverer: Deliverer | None = None,
-    own: OwnWrites | None = None,
-) -> Iterator[Sequence[Asked]]:
-    """Yield the calls of the script, each within the bounds and naming the one before it; encoded
-    one by one, since all of a large commit at once may exceed this process's memory.
-
-    Each is followed by the removal of the reports that its applied transactions acknowledge, and by
-    the delivery of what they bind if there is a `deliverer`. `audits` has an audit record for each
-    transaction, written with it. `own` notes what is written.
-    """
-    kinds = records.kinds_of(transactions)
-    places = records.places_of(kinds)
-    needed = _commit_keys(transactions, kinds, led=led)
-    former, begin = "", 0
-    written = (records.write_transaction(well_formed(one), places) for one in transactions)
-    for place, some in enumerate(_parts(transactions, written)):
-        request = keys.request(f"{request_id}.{place}")
-        if own is not None:
-            for transaction, one in zip(transactions[begin : begin + len(some)], some, strict=True):
-                own.note(transaction, one.values)
-        audit_keys = (keys.AUDIT, keys.ACCESS_STATE) if audits else ()
-        names = (request, *(name or request for name in needed), *audit_keys)
-        values = chain.from_iterable(one.values for one in some)
-        audited = audits[begin : begin + len(some)]
-        call: Call = (names, (records.joined(some), *arguments, former, *values, *audited))
-        behind = [
-            (scripts.ACKNOWLEDGE, one)
-            for one in removals(request, acknowledged[begin : begin + len(some)])
-        ]
-        if deliverer is not None:
-            handed = deliverer(request, transactions[begin : begin + len(some)])
-            behind += [(scripts.DELIVER, one) for one in handed]
-        yield [(scripts.COMMIT, call), *behind]
-        former, begin = request, begin + len(some)
-
-
-def size_of(asked: Sequence[Asked]) -> int:
-    """Return the approximate bytes to send."""
-    return sum(len(one) for _, call in asked for one in call[1] if isinstance(one, bytes))
-
-
-def _parts(
-    transactions: Sequence[Transaction], written: Iterable[Written]
-) -> Iterator[Sequence[Written]]:
-    """Yield encoded transactions, as many as fit in one call of the script."""
-    part: list[Written] = []
-    writes, size = 0, 0
-    for transaction, one in zip(transactions, written, strict=True):
-        more = len(transaction.writes)
-        full = (
-            len(part) >= TRANSACTIONS_A_CALL
-            or writes + more > WRITES_A_CALL
-            or size + one.size > BYTES_A_CALL
-        )
-        if full and part:
-            yield part
-            part, writes, size = [], 0, 0
-        part.append(one)
-        writes, size = writes + more, size + one.size
-    if part:
-        yield part
-
-
-def _commit_keys(
-    transactions: Sequence[Transaction], kinds: Sequence[str], *, led: bool
-) -> tuple[str, ...]:
-    """Return the keys of each call after its request; "" for those that the commit does not use.
-
-    A server with users checks the right to write every key that a script is given.
-    """
-    charges = any(one.charges for one in transactions)
-    return (
-        keys.EPOCH if led else "",
-        keys.REVISION,
-        keys.CHANGES,
-        keys.EVENTS if any(one.events for one in transactions) else "",
-        keys.LEDGER if charges else "",
-        keys.CHARGES if charges else "",
-        keys.LIMITS if any(one.limits for one in transactions) else "",
-        keys.OUTBOX if any(one.deliveries for one in transactions) else "",
-        keys.SERVER if led else "",
-        *(name(kind) for kind in kinds for name in (keys.objects, keys.heads)),
-    )
-
+from batchq.store.rules import Held, commit_of
+from batchq.store.scripts import Script
 
 __all__ = ["Change", "MirrorDifference", "RedisStore", "Renewal", "Trimmed"]
 
@@ -188,6 +86,9 @@ LOG_PIECES_KEPT = 32_768
 
 #: Objects read by key in one round trip: some ten megabytes.
 OBJECTS_A_TRIP = 10_000
+
+#: A script that was called, and its answer.
+Answered: TypeAlias = tuple[Script, Any]
 
 #: The shortest time between two reads of heartbeats and leases: there is a lease for each running
 #: pod.
@@ -266,11 +167,14 @@ class RedisStore:
         self.changes = ChangeWatch(self._link)
         # Identifies the calls of this process, so that a repeated one is recognised.
         self._name = os.urandom(6).hex()
-        self._calls = itertools.count()
+        self._count = itertools.count()
+        #: Its thread starts with the first commit that is sent in parts.
+        self._sender = ThreadPoolExecutor(1, "commits")
 
     def close(self) -> None:
         """Close the connections; calls in progress end with StoreUnavailable."""
         self._link.close()
+        self._sender.shutdown()
 
     @property
     def link(self) -> Link:
@@ -523,10 +427,32 @@ class RedisStore:
             created = create(self._link, transactions[0], request_id, self._changes_kept)
             if created is not None:
                 return created
-        answers: list[Answer] = []
-        revision, delivered = 0, 0
-        asked = calls_of(
-            transactions,
+        answered: list[Answered] = []
+        calls = self._calls(request_id, epoch, overcommit, seen)
+        for trip in in_trips(calls.of(transactions, acknowledged), size_of):
+            answered += self._run(trip, transactions, led=epoch is not None)
+        if not transactions:
+            return Commit(revision=self._revision())
+        return self._commit_of(transactions, answered)
+
+    def begin_commit(
+        self,
+        *,
+        request_id: str,
+        epoch: int | None = None,
+        overcommit: int = 1000,
+        seen: int | None = None,
+    ) -> CommitStream:
+        """Begin a commit whose transactions are handed over while the server applies earlier ones
+        (see `ports.BeginCommit`).
+        """
+        calls = self._calls(request_id, epoch, overcommit, seen)
+        return CommitStream(self, calls, led=epoch is not None)
+
+    def _calls(
+        self, request_id: str, epoch: int | None, overcommit: int, seen: int | None
+    ) -> CommitCalls:
+        return CommitCalls(
             request_id,
             led=epoch is not None,
             arguments=(
@@ -538,48 +464,49 @@ class RedisStore:
                 keys.LIMITS,
                 "" if seen is None else seen,
             ),
-            acknowledged=acknowledged,
-            audits=() if self.auditor is None else [self.auditor(one) for one in transactions],
+            auditor=self.auditor,
             deliverer=self.deliverer,
             # Only a scheduler reads all changes.
             own=None if epoch is None else self._mirror.own_writes,
         )
-        for trip in in_trips(asked, size_of):
-            replies, handed = self._run_commit(trip, transactions, led=epoch is not None)
-            delivered += handed
-            for reply in replies:
-                some, revision = records.read_answers(reply)
-                past = len(answers) + len(some)
-                self.changes.note_written(transactions[len(answers) : past], some, revision)
-                answers.extend(some)
-        if not transactions:
-            revision = self._revision()
-        commit = commit_of(transactions, answers, revision)
-        for refusal in commit.refused:
-            self._mirror.own_writes.forget(refusal.transaction)
-        return structs.replace(commit, delivered=delivered) if delivered else commit
 
-    def _run_commit(
-        self, calls: Sequence[Sequence[Asked]], transactions: Sequence[Transaction], *, led: bool
-    ) -> tuple[Sequence[bytes], int]:
-        """Return the replies of the commits, and how many deliveries were handed over."""
-        asked = [one for call in calls for one in call]
+    def _run(
+        self, asked: Sequence[Sequence[Asked]], transactions: Sequence[Transaction], *, led: bool
+    ) -> Sequence[Answered]:
+        """Return the answers of calls; `transactions` are for the error message."""
+        each = [one for call in asked for one in call]
         try:
-            answers = self._link.run_each(asked)
+            answers = self._link.run_each(each)
         except StoreUnavailable as error:
             if not is_forbidden(error):
                 raise
             kinds = records.kinds_of(transactions)
             raise forbidden(error, kinds=kinds, leads=led) from error.__cause__
-        pairs = list(zip(asked, answers, strict=True))
-        replies = [answer for (script, _), answer in pairs if script is scripts.COMMIT]
-        handed = [answer for (script, _), answer in pairs if script is scripts.DELIVER]
+        return [(script, answer) for (script, _), answer in zip(each, answers, strict=True)]
+
+    def _commit_of(
+        self, transactions: Sequence[Transaction], answered: Sequence[Answered]
+    ) -> Commit:
+        """Return the outcome of a commit from the answers of its calls, and note what it wrote."""
+        replies = [answer for script, answer in answered if script is scripts.COMMIT]
         if b"" in replies:
             raise StoreUnavailable(
                 f"the server at {self._link.shown} has lost an answer that it has just given",
                 hint="batchq needs a server that does not evict keys: maxmemory-policy noeviction",
             )
-        return replies, sum(count for count in handed if isinstance(count, int))
+        answers: list[Answer] = []
+        revision = 0
+        for reply in replies:
+            some, revision = records.read_answers(reply)
+            past = len(answers) + len(some)
+            self.changes.note_written(transactions[len(answers) : past], some, revision)
+            answers.extend(some)
+        commit = commit_of(transactions, answers, revision)
+        for refusal in commit.refused:
+            self._mirror.own_writes.forget(refusal.transaction)
+        handed = [answer for script, answer in answered if script is scripts.DELIVER]
+        delivered = sum(count for count in handed if isinstance(count, int))
+        return structs.replace(commit, delivered=delivered) if delivered else commit
 
     def _revision(self) -> int:
         return read_revision(self._link)
@@ -676,7 +603,7 @@ class RedisStore:
                 scripts.LOG,
                 (keys.log(node, pod, attempt),),
                 (
-                    f"{self._name}.{os.getpid()}.{next(self._calls)}",
+                    f"{self._name}.{os.getpid()}.{next(self._count)}",
                     stream,
                     data[start : start + LOG_PIECE_BYTES],
                     LOG_BYTES_KEPT,
@@ -747,6 +674,73 @@ class RedisStore:
     def _read_stream(self, key: str, after: str, block_ms: int, count: int = PAGE) -> Any:
         block = min(block_ms, LONGEST_BLOCK_MS) or None
         return self._link.wait(lambda client: client.xread({key: after}, count=count, block=block))
+
+
+class CommitStream:
+    """See `ports.CommitStream`. A thread of the store sends the calls, in order and in one round
+    trip all that wait, so the caller can compose the next ones meanwhile. After a failure it sends
+    no more.
+    """
+
+    def __init__(self, store: RedisStore, calls: CommitCalls, *, led: bool) -> None:
+        self._store = store
+        self._calls = calls
+        self._led = led
+        self._transactions: list[Transaction] = []
+        #: How many of the transactions were composed.
+        self._composed = 0
+        #: Calls that were not sent yet. Appending to a deque and taking from it need no lock.
+        self._unsent: deque[Sequence[Asked]] = deque()
+        self._unsent_bytes = 0
+        self._sending: Future[None] | None = None
+        #: Written by the sending thread.
+        self._answered: list[Answered] = []
+
+    def add(self, transactions: Iterable[Transaction]) -> None:
+        """Add transactions, and send those that fill calls."""
+        signer = self._store.signer
+        for one in transactions:
+            self._transactions.append(one if signer is None else signer(one))
+            if len(self._transactions) - self._composed == TRANSACTIONS_A_CALL:
+                self._send()
+
+    def finish(self) -> Commit:
+        """Send the rest, and return the outcome of all; once. Raises StoreUnavailable."""
+        store, transactions = self._store, self._transactions
+        if not transactions:
+            return Commit()
+        if self._sending is None:
+            for trip in in_trips(self._calls.of(transactions), size_of):
+                self._answered += store._run(trip, transactions, led=self._led)
+        else:
+            self._send()
+            self._wait()
+        return store._commit_of(transactions, self._answered)
+
+    def _send(self) -> None:
+        for call in self._calls.of(self._transactions[self._composed :]):
+            self._unsent_bytes += size_of(call)
+            self._unsent.append(call)
+            self._sending = self._store._sender.submit(self._run, self._sending)
+            if self._unsent_bytes >= link.BYTES_A_TRIP:
+                self._wait()
+                self._unsent_bytes = 0
+        self._composed = len(self._transactions)
+
+    def _run(self, former: Future[None] | None) -> None:
+        """Send what waits. Raises the error of a former failure again."""
+        if former is not None:
+            former.result()
+        asked = [self._unsent.popleft() for _ in range(len(self._unsent))]
+        if asked:
+            self._answered += self._store._run(asked, self._transactions, led=self._led)
+
+    def _wait(self) -> None:
+        """Wait until all calls are answered. Raises StoreUnavailable."""
+        if self._sending is not None:
+            # A store that hangs is not a session that hangs.
+            with self._store.link.waiting():
+                self._sending.result()
 
 
 def open_store(url: str) -> RedisStore:

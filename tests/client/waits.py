@@ -65,7 +65,7 @@ class World:
     def turn(self) -> Session:
         """Run one session; return it."""
         session = self.scheduler.decide(self.snapshot, self.now_ms)
-        transactions = transactions_of(session)
+        transactions = list(transactions_of(session))
         self.writes += len(transactions)
         self.events += [event for one in transactions for event in one.events]
         self._follow(transactions)

@@ -94,7 +94,7 @@ def test_a_quota_cut_behind_the_sessions_back_is_caught_by_the_store(stack: Stac
     # The session decides on a snapshot with four cpus; the store has the new limit.
     session = assemble(SchedulerConfig()).decide(stack.store.snapshot(), stack.clock.at_ms)
     stack.apply(a_quota(cpu=2))
-    commit = stack.store.commit(transactions_of(session), request_id="late")
+    commit = stack.store.commit(list(transactions_of(session)), request_id="late")
     assert [refusal.answer.word for refusal in commit.refused] == ["limit"]
     assert stack.group("g").status.phase == PodGroupPhase.PENDING
     assert stack.pods() == []

@@ -11,8 +11,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import Ended, NodeReport, PodOutcome, StartClaim
 from batchq.api.objects import Pod
 from batchq.api.transaction import Commit, Transaction
-from batchq.store import node_channels
-from batchq.store import redis as commits
+from batchq.store import commits, node_channels
 from batchq.store.node_channels import AcknowledgedReport, QueuedReport
 from batchq.store.redis import RedisStore
 from tests.contract.made import pod, put, queue, writing

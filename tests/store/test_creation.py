@@ -19,7 +19,7 @@ from batchq.api.transaction import (
     objects_scope,
 )
 from batchq.errors import StoreUnavailable
-from batchq.store import creation, keys, scripts
+from batchq.store import commits, keys, scripts
 from batchq.store.redis import RedisStore
 from tests.contract.made import group, put, words, writing
 from tests.harness.guarded import ADMIN, GuardedServer
@@ -226,7 +226,7 @@ def test_a_submission_has_the_answer_and_the_effect_of_a_commit(
         STATES[state](ready, raw)
         with monkeypatch.context() as patched:
             if not is_cheap:
-                patched.setattr(creation, "_call_for", lambda *_: None)
+                patched.setattr(commits, "_call_for", lambda *_: None)
             found.append((outcome_of(ready, submission()), contents(raw)))
     assert found[0] == found[1]
 

@@ -61,6 +61,17 @@ def test_a_commit_in_several_calls_goes_on_where_it_broke(
     assert lossy.ledger() == {"ns:x": {"cpu": 12_500}}
 
 
+def test_a_commit_in_portions_goes_on_where_it_broke(lossy: RedisStore, proxy: LossyProxy) -> None:
+    proxy.lose("EVALSHA", times=2)
+    stream = lossy.begin_commit(request_id="1")
+    for first in range(0, 2_500, 250):
+        stream.add(asked(f"q{number}") for number in range(first, first + 250))
+    commit = stream.finish()
+    assert proxy.lost == 2
+    assert (words(commit), commit.revision) == ([], 2_501)
+    assert lossy.ledger() == {"ns:x": {"cpu": 12_500}}
+
+
 def test_a_caller_that_gave_up_may_ask_again_with_the_same_request(
     lossy: RedisStore, proxy: LossyProxy
 ) -> None:

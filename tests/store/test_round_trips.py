@@ -16,8 +16,7 @@ from batchq.api.objects import Pod
 from batchq.api.transaction import Delivery, Event, Transaction
 from batchq.daemon.node_reports import NodeReportReader
 from batchq.errors import StoreUnavailable
-from batchq.store import keys, link, scripts
-from batchq.store import redis as commits
+from batchq.store import commits, keys, link, scripts
 from batchq.store.redis import RedisStore
 from batchq.system import RandomIds
 from batchq.worker.rq_delivery import DELIVERIES_AT_ONCE, Relay

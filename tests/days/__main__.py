@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tests.days.making import STRATEGIES, day_of, manifests
 from tests.days.play import Failure, Outcome, result_of, results_of
+from tests.progress import Progress
 from tests.yaml_text import text_of_all
 
 _MOST_SHOWN = 30
@@ -59,7 +60,8 @@ def _swarm(asked: argparse.Namespace) -> int:
     outcomes: dict[str, list[Outcome]] = {name: [] for name in STRATEGIES}
     failed = 0
     seeds = range(asked.first, asked.first + asked.days)
-    for result in results_of(seeds, processes=asked.processes):
+    progress = Progress(asked.days * len(STRATEGIES), _tell)
+    for result in progress.through(results_of(seeds, processes=asked.processes)):
         if isinstance(result, Outcome):
             outcomes[result.strategy].append(result)
             continue
@@ -71,10 +73,10 @@ def _swarm(asked: argparse.Namespace) -> int:
         _tell(line)
     took_s = time.monotonic() - began
     _tell(
-        f"{asked.days} days from {asked.first} under {len(STRATEGIES)} strategies, {failed} failed,"
-        f" in {took_s:.0f} s"
+        f"{progress.count} runs from day {asked.first} under {len(STRATEGIES)} strategies,"
+        f" {failed} failed, in {took_s:.0f} s"
     )
-    return 1 if failed else 0
+    return progress.exit_code(failed)
 
 
 def table(outcomes: dict[str, list[Outcome]]) -> list[str]:

@@ -23,6 +23,7 @@ from batchq.scheduler.cycle import Cycle, CycleReport
 from batchq.store.memory import MemoryStore
 from tests.days.easy import Easy
 from tests.days.making import STRATEGIES, Day, day_of, manifests
+from tests.progress import leave_to_parent
 from tests.worlds.instants import Instants
 from tests.worlds.rules import Broken
 from tests.yaml_text import text_of_all
@@ -209,5 +210,5 @@ def results_of(seeds: Iterable[int], *, processes: int) -> Iterator[Outcome | Fa
     if processes == 1:
         yield from map(result_of, asked)
         return
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
+    with multiprocessing.get_context("fork").Pool(processes, leave_to_parent) as pool:
         yield from pool.imap(result_of, asked, chunksize=1)

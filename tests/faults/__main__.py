@@ -24,6 +24,7 @@ import structlog
 from batchq.errors import InvariantBroken
 from tests.faults.mutations import MUTATIONS, first_seed
 from tests.faults.play import failures_of, play
+from tests.progress import Progress
 
 _MOST_SHOWN = 10
 
@@ -94,14 +95,16 @@ def _swarm(asked: argparse.Namespace) -> int:
     began = time.monotonic()
     failures = []
     restores, launches, devices = not asked.no_restores, asked.launches, asked.devices
-    for found in failures_of(
+    progress = Progress(asked.seeds, _tell)
+    found_by_seed = failures_of(
         seeds,
         processes=asked.processes,
         restores=restores,
         launches=launches,
         devices=devices,
         beside=asked.beside,
-    ):
+    )
+    for found in progress.through(found_by_seed):
         if found is None:
             continue
         failures.append(found)
@@ -114,10 +117,10 @@ def _swarm(asked: argparse.Namespace) -> int:
             _tell(f"    python -m tests.faults --seed {found.seed}{options}")
     took_s = time.monotonic() - began
     _tell(
-        f"{asked.seeds} seeds from {asked.first}, {len(failures)} failed, in {took_s:.1f} s"
-        f" ({took_s * 1000 / max(1, asked.seeds):.1f} ms each)"
+        f"{progress.count} seeds from {asked.first}, {len(failures)} failed, in {took_s:.1f} s"
+        f" ({took_s * 1000 / max(1, progress.count):.1f} ms each)"
     )
-    return 1 if failures else 0
+    return progress.exit_code(len(failures))
 
 
 def _tell(text: str) -> None:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from batchq.errors import InvariantBroken
 from tests.faults.cluster import REST_WITHIN_MS, Cluster, Ended, Say
 from tests.faults.seeded_scenarios import CANCELLED, scenario_of
+from tests.progress import leave_to_parent
 
 
 class Failure(Struct, frozen=True):
@@ -95,5 +96,5 @@ def failures_of(
     if processes == 1:
         yield from map(failure, seeds)
         return
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
+    with multiprocessing.get_context("fork").Pool(processes, leave_to_parent) as pool:
         yield from pool.imap(failure, seeds, chunksize=25)

@@ -24,8 +24,9 @@ def main() -> int:
         "--devices", action="store_true", help="have agents share devices, one for each pod"
     )
     chosen = parser.parse_args()
-    # A SIGTERM must not leave the stack behind: the exit ends all processes of the machine.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # Neither may leave the stack behind: the exit ends all processes of the machine.
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, lambda number, _: sys.exit(128 + number))
     seed = chosen.seed if chosen.seed is not None else secrets.randbelow(1_000_000)
     _print(f"seed {seed}")
     keep = Path(tempfile.mkdtemp(prefix=f"swarm-{seed}-")) / "kept"

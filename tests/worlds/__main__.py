@@ -29,6 +29,7 @@ from batchq.config.load import read_config
 from batchq.errors import EndlessSessions
 from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import read_world
+from tests.progress import Progress
 from tests.worlds.making import Described
 from tests.worlds.play import (
     MOST_SESSIONS,
@@ -92,7 +93,9 @@ def _swarm(asked: argparse.Namespace) -> int:
     seeds = range(asked.first, asked.first + asked.seeds)
     began = time.monotonic()
     failed = 0
-    for found in failures_of(seeds, processes=asked.processes, wide=asked.wide):
+    progress = Progress(asked.seeds, _tell)
+    found_by_seed = failures_of(seeds, processes=asked.processes, wide=asked.wide)
+    for found in progress.through(found_by_seed):
         if found is None:
             continue
         failed += 1
@@ -101,10 +104,10 @@ def _swarm(asked: argparse.Namespace) -> int:
             _tell(f"    python -m tests.worlds{' --wide' * asked.wide} --seed {found.seed}")
     took_s = time.monotonic() - began
     _tell(
-        f"{asked.seeds} seeds from {asked.first}, {failed} failed, in {took_s:.1f} s"
-        f" ({took_s * 1000 / max(1, asked.seeds):.1f} ms each)"
+        f"{progress.count} seeds from {asked.first}, {failed} failed, in {took_s:.1f} s"
+        f" ({took_s * 1000 / max(1, progress.count):.1f} ms each)"
     )
-    return 1 if failed else 0
+    return progress.exit_code(failed)
 
 
 def _tell(text: str) -> None:

@@ -22,6 +22,7 @@ from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.report import WorldOutcome, as_json
 from batchq.lab.simulation.world import read_world
 from batchq.scheduler.cycle import Scheduler
+from tests.progress import leave_to_parent
 from tests.worlds.check_rules import (
     AFTER_EVERY_SESSION_WITH_CHECKS,
     groups_with_passed_checks_do_not_wait,
@@ -229,7 +230,7 @@ def failures_of(
     if processes == 1:
         yield from map(find, seeds)
         return
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
+    with multiprocessing.get_context("fork").Pool(processes, leave_to_parent) as pool:
         yield from pool.imap(find, seeds, chunksize=10)
 
 

@@ -125,6 +125,23 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
 }
 
 
+#: What schedulers that users may know call a command.
+_ELSEWHERE = {
+    "sbatch": "submit",
+    "srun": "run",
+    "salloc": "alloc",
+    "scancel": "cancel",
+    "squeue": "jobs",
+    "sacct": "jobs",
+    "sinfo": "nodes",
+    "enqueue": "submit",
+    "info": "queues",
+    "list": "jobs",
+    "ls": "jobs",
+    "ps": "jobs",
+    "status": "jobs",
+    "kill": "cancel",
+}
 #: Other names of commands.
 ALIASES = {"explain": "why"}
 
@@ -149,7 +166,8 @@ class Commands(click.Group):
             from difflib import get_close_matches
 
             near = get_close_matches(name, self.list_commands(ctx), n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
+            likely = _ELSEWHERE.get(name) or next(iter(near), "")
+            meant = f"; did you mean {likely}?" if likely else ""
             raise click.UsageError(f"there is no command {name!r}{meant}", ctx=ctx)
         return super().resolve_command(ctx, args)
 

@@ -557,14 +557,25 @@ def _run_file(shared: Globals, file: Path, options: Mapping[str, Any]) -> int:
 
 
 def refuse_command(file: Path, rest: Sequence[str]) -> None:
-    """Raise UsageError if `file` is a command, saying how to run a command."""
-    if not rest and (file.exists() or which(str(file)) is None):
+    """Raise UsageError if `file` is a command, or a script, saying how to run it."""
+    words = [str(file), *rest]
+    if _is_script(file):
+        here = str(file) if file.parent.name else f"./{file}"
+        words = [here, *rest] if os.access(file, os.X_OK) else ["sh", here, *rest]
+    elif not rest and (file.exists() or which(str(file)) is None):
         return
-    command = shlex.join((str(file), *rest))
     raise UsageError(
-        f"run takes a file of manifests, or a command after `--`; found {command}",
-        hint=f"to run it: batchq run -- {command}",
+        f"run takes a file of manifests, or a command after `--`; found {shlex.join(words)}",
+        hint=f"to run it: batchq run -- {shlex.join(words)}",
     )
+
+
+def _is_script(file: Path) -> bool:
+    try:
+        with file.open("rb") as content:
+            return content.read(2) == b"#!"
+    except OSError:
+        return False
 
 
 def _run(

@@ -38,6 +38,7 @@ from batchq.cli.output import (
     on_interrupt,
     raw_option,
     show_error,
+    show_warning,
 )
 from batchq.cli.output.forms import manifests, output_of, reference, show_list
 from batchq.cli.output.options import DURATION, Globals, examples, form_option, pass_globals
@@ -120,6 +121,7 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
     with shared.connect() as client:
         applied = _submit(client, command, options)
         warn(applied)
+        _warn_of_file(command)
         _show(applied, options)
         warn_of_capacity(client, applied)
         groups = [one.object for one in applied if isinstance(one.object, PodGroup)]
@@ -127,6 +129,13 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
         if options["dry_run"] or not waits or not groups:
             return None
         return _wait(client, shared, [key_of(group) for group in groups], options)
+
+
+def _warn_of_file(command: Sequence[str]) -> None:
+    """Warn of a file of the current folder that will be looked for among the programs."""
+    name = command[0] if command else ""
+    if name and "/" not in name and shutil.which(name) is None and Path(name).is_file():
+        show_warning(f"{name} is a file here, but as a command it must be ./{name}, or sh {name}")
 
 
 def _submit(client: Client, command: Sequence[str], options: dict[str, Any]) -> Sequence[Applied]:

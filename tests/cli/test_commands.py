@@ -125,6 +125,17 @@ def test_a_command_that_does_not_exist_is_answered_with_the_nearest() -> None:
     assert done.err.splitlines()[0] == "error: there is no command 'job'; did you mean jobs?"
 
 
+@pytest.mark.parametrize(
+    ("known", "meant"), [("squeue", "jobs"), ("sbatch", "submit"), ("scancel", "cancel")]
+)
+def test_a_command_of_another_scheduler_is_answered_with_ours(known: str, meant: str) -> None:
+    done = run(known)
+    assert done.code == 2
+    assert (
+        done.err.splitlines()[0] == f"error: there is no command '{known}'; did you mean {meant}?"
+    )
+
+
 def mistakes_with(name: str) -> Iterator[tuple[str, ...]]:
     """Yield the words after a command's name of command lines that click refuses."""
     command = dict(commands())[name]

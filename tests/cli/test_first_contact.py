@@ -31,6 +31,33 @@ def test_run_with_a_command_without_dashes_says_how_to_run_one() -> None:
     ]
 
 
+@pytest.mark.parametrize(("mode", "command"), [(0o755, "./job.sh"), (0o644, "sh ./job.sh")])
+def test_run_with_a_script_says_how_to_run_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n#SBATCH -n 4\necho hi\n")
+    script.chmod(mode)
+    done = run("run", "job.sh")
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        f"error: run takes a file of manifests, or a command after `--`; found {command}",
+        f"hint: to run it: batchq run -- {command}",
+    ]
+
+
+def test_submit_warns_of_a_script_that_is_not_looked_for_here(
+    batchq: Batchq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.sh").write_text("#!/bin/sh\n")
+    warning = "warning: job.sh is a file here, but as a command it must be ./job.sh, or sh job.sh"
+    assert batchq("submit", "job.sh").err.splitlines() == [warning]
+    for word in ("./job.sh", "true"):
+        assert batchq("submit", "--", word).err == ""
+
+
 def test_run_with_a_missing_file_is_about_the_file(tmp_path: Path) -> None:
     done = run("run", str(tmp_path / "absent.yaml"))
     assert done.code != 0

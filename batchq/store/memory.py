@@ -531,10 +531,10 @@ class MemoryStore:
         return commit_of(transactions, *known)
 
     def apply(self, transaction: Transaction) -> Answer:
-        """Apply one transaction as `commit` does, for a writer without an epoch that never repeats
-        a request.
+        """Apply one well-formed transaction as `commit` does, for a writer without an epoch that
+        never repeats a request.
         """
-        return self._answer(well_formed(transaction), None, 1000, None)
+        return self._answer(transaction, None, 1000, None)
 
     def next_epoch(self) -> int:
         """Begin a new leader's epoch, and return it."""

@@ -45,8 +45,10 @@ class ContactStanding(Struct, frozen=True, kw_only=True):
         """Return the instant (ms) before which silence means nothing. A restarted server may have
         lost heartbeats and renewals even if its reader has noticed no interruption.
         """
-        known = [at for at in (self.contact_since, self.restarted_at) if at is not None]
-        return max(known, default=None)
+        contact_since, restarted_at = self.contact_since, self.restarted_at
+        if contact_since is None or restarted_at is None:
+            return restarted_at if contact_since is None else contact_since
+        return max(contact_since, restarted_at)
 
 
 def says_the_same(one: Snapshot, other: Snapshot) -> bool:

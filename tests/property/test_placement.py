@@ -27,6 +27,7 @@ from batchq.core.placement.placement import (
     fill_nodes,
     find_node,
     slots_for,
+    start_gang,
 )
 from batchq.core.session.session import Session
 from batchq.core.session.session_nodes import NodeState
@@ -316,6 +317,28 @@ def test_undoing_binds_at_once_restores_the_session(
             best = min((rank for rank in each if rank is not None), default=None)
             found = find_node(session, shape)
             assert (found and found.name) == (best and best[1])
+
+
+@given(schedulers(), nodes(), groups())
+def test_a_gang_starts_at_once_where_its_pods_would_be_bound_after_they_were_created(
+    scheduler: Scheduler, machines: list[Any], asking: list[Any]
+) -> None:
+    in_steps, at_once = (scheduler.open(a_snapshot(*machines, *asking), 0) for _ in range(2))
+    for group in in_steps.in_order():
+        with Statement(in_steps) as statement:
+            admit(statement, group, reservation=group.reservation)
+            create_pods(statement, group, wanted_ordinals(group))
+            bind_until_ready(in_steps, statement, group)
+            if in_steps.group_ready(group):
+                statement.commit()
+        same = at_once.by_key[group.key]
+        with Statement(at_once) as statement:
+            admit(statement, same, reservation=same.reservation)
+            start_gang(at_once, statement, same)
+            if at_once.group_ready(same):
+                statement.commit()
+    assert at_once.intents == in_steps.intents
+    assert dump(at_once) == dump(in_steps)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from batchq.core.equivalence import (
     ClassSelection,
     PendingIterator,
     PendingQueue,
-    QueueState,
     UnmetRequests,
 )
 from batchq.core.extension import Registration
@@ -355,19 +354,18 @@ def _lacking(
     ]
 
 
-def asked_in_classes(
-    session: Session, queue: QueueState, could_be_let_in: Callable[[GroupState], bool]
-) -> Amounts:
-    """Return the requests of the eligible classes of a queue, including members admitted in this
-    session. One member is evaluated for all.
+def count_classes(
+    session: Session, line: PendingQueue, could_be_let_in: Callable[[GroupState], bool]
+) -> None:
+    """Set whether the classes of a pending queue count in its demand, with all of their members;
+    `let_in_of_classes` then has the ones admitted in this session. One member that has not changed
+    is evaluated for all.
     """
-    line = queue.line
     for peers in list(line.unparked.values()):
         if _is_always_in_line(session, peers):
             line.count(peers, counts=True)
-        elif is_in_class(peers.first):
-            line.count(peers, counts=could_be_let_in(peers.first))
-    return line.demand
+        elif (group := next(filter(is_in_class, peers.members), None)) is not None:
+            line.count(peers, counts=could_be_let_in(group))
 
 
 def _is_always_in_line(session: Session, peers: EquivalenceClass) -> bool:

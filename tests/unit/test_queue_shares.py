@@ -468,3 +468,17 @@ def test_a_share_just_below_one_is_below_one() -> None:
 def test_without_nodes_no_queue_deserves_anything() -> None:
     """W16."""
     assert _cpu(_session(_queue("q1", capability={"cpu": 4}), *_asking(q1=2))) == {"q1": 0}
+
+
+@pytest.mark.parametrize("admitted", ["first", "second"])
+def test_a_group_admitted_before_shares_are_computed_counts_once_in_the_demand(
+    admitted: str,
+) -> None:
+    groups = (a_group(name, 1, cpu=2, queue="a") for name in ("first", "second", "third"))
+    session = _session(a_node(cpu=9), a_queue("a"), *groups)
+    group = session.by_key[f"default/{admitted}"]
+    with Statement(session) as statement:
+        admit(statement, group, reservation=group.reservation)
+        create_pods(statement, group, wanted_ordinals(group))
+        statement.commit()
+    assert fair_shares(session).demands["a"]["cpu"] == 6000

@@ -43,8 +43,8 @@ from batchq.core.kept_capacity import (
     victims_left,
 )
 from batchq.core.pending_queue import (
-    asked_in_classes,
     blockers,
+    count_classes,
     let_in_of_classes,
     waits_in_line,
 )
@@ -335,6 +335,10 @@ class FairShares:
         these queues.
         """
         session = self._session
+        could_be_let_in = partial(_could_be_let_in, session)
+        for queue in session.queues.values():
+            count_classes(session, queue.line, could_be_let_in)
+        # A member admitted before its class is counted has to be left out of the class, too.
         asked, let_in = _asked_of_groups(session), let_in_of_classes(session)
         versions_of, passing = session.ledger.versions, {*session.ledger.moved, *asked, *let_in}
         dirty: set[str] = set()
@@ -478,8 +482,7 @@ def _demand_of(
     ledger = session.ledger.sums.get(queue_scope(queue.name), {})
     alone = (group for group in queue.line.in_order() if _is_in_line(session, group))
     in_line = (group.reservation for group in alone)
-    in_classes = asked_in_classes(session, queue, partial(_could_be_let_in, session))
-    together = minus(in_classes, total(let_in))
+    together = minus(queue.line.demand, total(let_in))
     return total([ledger, together, *in_line, *asked])
 
 

@@ -442,12 +442,12 @@ class RedisStore:
         epoch: int | None = None,
         overcommit: int = 1000,
         seen: int | None = None,
-    ) -> CommitStream:
+    ) -> RedisCommit:
         """Begin a commit whose transactions are handed over while the server applies earlier ones
         (see `ports.BeginCommit`).
         """
         calls = self._calls(request_id, epoch, overcommit, seen)
-        return CommitStream(self, calls, led=epoch is not None)
+        return RedisCommit(self, calls, led=epoch is not None)
 
     def _calls(
         self, request_id: str, epoch: int | None, overcommit: int, seen: int | None
@@ -676,7 +676,7 @@ class RedisStore:
         return self._link.wait(lambda client: client.xread({key: after}, count=count, block=block))
 
 
-class CommitStream:
+class RedisCommit:
     """See `ports.CommitStream`. A thread of the store sends the calls, in order and in one round
     trip all that wait, so the caller can compose the next ones meanwhile. After a failure it sends
     no more.

@@ -29,6 +29,8 @@ from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import GroupState
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation.world import check_charge, check_gang, oversubscribed, recount
+from batchq.scheduler.pod_controller import GroupProgress
+from batchq.scheduler.timers import DEFERRED_MS
 from batchq.worker.agent.state_machine import AgentState
 from tests.faults.machines import Machine, Process
 from tests.faults.server import Server
@@ -49,6 +51,9 @@ class InvariantChecker:
         #: which pods have ended there; the next session charges its group.
         self._forgot = False
         self._fences: dict[tuple[str, str], str] = {}
+        #: Uid -> when a group that runs was first seen with the phase InQueue. That it runs only
+        #: informs people, so it may be written a little later.
+        self._shown_late: dict[str, int] = {}
         #: Number of pods told to stop, by reason.
         self.stopped: Counter[str] = Counter()
         #: Uid -> key of each group whose submission was acknowledged.
@@ -61,6 +66,7 @@ class InvariantChecker:
         self._revision = -1
         self._forgot = True
         self._fences.clear()
+        self._shown_late.clear()
         there = {group.metadata.uid for group in server.store.snapshot().groups}
         self.promised = {uid: key for uid, key in self.promised.items() if uid in there}
 
@@ -240,6 +246,7 @@ class InvariantChecker:
         """Check that all rules hold after a leader's whole turn without a decision."""
         snapshot = server.store.snapshot()
         charges = server.store.charges()
+        shown_late, self._shown_late = self._shown_late, {}
         for record in snapshot.groups:
             status = record.status
             if status.phase in TERMINAL and not status.charge:
@@ -258,6 +265,10 @@ class InvariantChecker:
                 case PodGroupPhase.UNKNOWN:
                     most_ms = self._settings.recovery_timeout_ms
                     _check_time(group, status.unknown_at, most_ms, now_ms)
+                case PodGroupPhase.IN_QUEUE if GroupProgress.of(group).running == group.replicas:
+                    first = shown_late.get(group.uid, now_ms)
+                    self._shown_late[group.uid] = first
+                    _check_time(group, first, 2 * DEFERRED_MS, now_ms)
                 case PodGroupPhase.IN_QUEUE:
                     most_ms = self._settings.in_queue_timeout_ms
                     _check_time(group, status.in_queue_at, most_ms, now_ms)

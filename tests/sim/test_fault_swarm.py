@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
+from msgspec import structs
 
-from batchq.api.lifecycle import PodPhase
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.node_report import PodAttempt
-from batchq.api.transaction import Transaction, Write
+from batchq.api.transaction import Charge, Transaction, Write
+from batchq.core.quota.ledger import holders_in_store
 from batchq.core.session.snapshot import Settings
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation.world import VirtualClock
-from tests.builders import a_group, a_pod
+from tests.builders import a_group, a_pod, a_running_group, as_charged
 from tests.effort import usually
 from tests.faults import scenario
 from tests.faults.checker import InvariantChecker
@@ -98,6 +100,34 @@ def test_a_process_that_outlives_its_pod_is_reported() -> None:
     )
     with pytest.raises(InvariantBroken, match="attempt 1 of default/g-w-0 runs on n1, and the pod"):
         InvariantChecker(Settings()).look_at_processes(server, [("n1", process)], 0)
+
+
+def test_a_group_that_runs_is_soon_shown_as_running() -> None:
+    group, pod = as_charged(*a_running_group("g"))
+    group = structs.replace(
+        group, status=structs.replace(group.status, phase=PodGroupPhase.IN_QUEUE)
+    )
+    server = Server(
+        VirtualClock(0), witness=lambda _1, _2, _3, commit: commit(), bell=lambda _: None
+    )
+    written = Transaction(
+        subject="default/g",
+        writes=(
+            Write(kind="PodGroup", key="default/g", value=group, expect=0),
+            Write(kind="Pod", key=pod.metadata.uid, value=pod, expect=0),
+        ),
+        charges=tuple(
+            Charge(holder=holder, scopes=scopes, amounts=held)
+            for holder, (scopes, held) in holders_in_store(group).items()
+        ),
+    )
+    server.store.commit([written], request_id="1")
+    checker = InvariantChecker(Settings())
+    # Longer than it may wait for its pods.
+    checker.look_at_rest(server, 70_000)
+    checker.look_at_rest(server, 71_000)
+    with pytest.raises(InvariantBroken, match="default/g has been InQueue since 70000"):
+        checker.look_at_rest(server, 72_000)
 
 
 def test_a_seed_tells_the_same_story_each_time() -> None:

@@ -333,24 +333,31 @@ def select(
             first = next(iter(alike.values())).first
             (likely if may_meet(first) else others).append((first, alike))
         if likely:
-            tried += _lacking(likely, may, lacks)
-            later += _lacking(others, may, lacks)
+            tried += _lacking(session, likely, may, lacks)
+            later += _lacking(session, others, may, lacks)
         else:
             unmet.note(name, queue.line)
     return ClassSelection(tried, later)
 
 
 def _lacking(
+    session: Session,
     kinds: Iterable[_Kind],
     may: Callable[[GroupState], bool],
     lacks: Callable[[Blockers], bool],
 ) -> list[EquivalenceClass]:
+    """Return the classes that may evict and lack something, without those of which every member
+    was changed or refused alone in this session: a queue competes by the age of those that wait.
+    """
+    alone = session.refusals.own
     return [
         one
         for first, alike in kinds
         if may(first)
         for one in alike.values()
-        if one.shown and lacks(one.shown)
+        if one.shown
+        and lacks(one.shown)
+        and any(is_in_class(group) and group.uid not in alone for group in one.members)
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.reasons import Blockers, Verdict, Waiting
@@ -19,10 +19,8 @@ from batchq.api.transaction import CLUSTER, POD_GROUPS, namespace_scope
 from batchq.core.chunks import uid_order
 from batchq.core.eligibility import is_lifted_with_all, state_refusals
 from batchq.core.equivalence import (
-    ClassSelection,
     PendingIterator,
     PendingQueue,
-    UnmetRequests,
 )
 from batchq.core.extension import Registration
 from batchq.core.kept_capacity import awaits_victims, gives_way_to
@@ -33,8 +31,6 @@ from batchq.core.session.session import Key, Session
 from batchq.core.session.session_nodes import Wanted
 from batchq.core.session.state import EquivalenceClass, GroupState, Headroom
 
-#: One group, and the classes whose requests to evict are equal.
-_Kind: TypeAlias = tuple[GroupState, Mapping[Key, EquivalenceClass]]
 #: No verdicts, at no version of the ledger.
 _NO_VERDICTS: tuple[int, tuple[Verdict, ...]] = (-1, ())
 
@@ -302,63 +298,6 @@ def groups_after(
     classes = [one for one in line.classes.values() if kept_out or not is_kept_out(session, one)]
     singles = [one for one in (*line.in_order(), *also) if session.group_key(one) > key]
     return PendingIterator(classes, singles, session.group_key, after=key)
-
-
-def select(
-    session: Session,
-    prefilter: Callable[[str], Callable[[GroupState], bool] | None],
-    *,
-    may: Callable[[GroupState], bool],
-    lacks: Callable[[Blockers], bool],
-    unmet: UnmetRequests,
-) -> ClassSelection:
-    """Return the classes of queues in which any request could be met, with members that `may` evict
-    and whose verdicts match `lacks`.
-
-    `prefilter` maps a queue to a test of a group, or None if no request in it could be met. One
-    group is tested for all with the same request.
-    """
-    tried: list[EquivalenceClass] = []
-    later: list[EquivalenceClass] = []
-    for name, queue in session.queues.items():
-        kinds = queue.line.kinds
-        if not kinds or unmet.still_holds(name, queue.line):
-            continue
-        may_meet = prefilter(name)
-        if may_meet is None:
-            continue
-        likely: list[_Kind] = []
-        others: list[_Kind] = []
-        for alike in kinds.values():
-            first = next(iter(alike.values())).first
-            (likely if may_meet(first) else others).append((first, alike))
-        if likely:
-            tried += _lacking(session, likely, may, lacks)
-            later += _lacking(session, others, may, lacks)
-        else:
-            unmet.note(name, queue.line)
-    return ClassSelection(tried, later)
-
-
-def _lacking(
-    session: Session,
-    kinds: Iterable[_Kind],
-    may: Callable[[GroupState], bool],
-    lacks: Callable[[Blockers], bool],
-) -> list[EquivalenceClass]:
-    """Return the classes that may evict and lack something, without those of which every member
-    was changed or refused alone in this session: a queue competes by the age of those that wait.
-    """
-    alone = session.refusals.own
-    return [
-        one
-        for first, alike in kinds
-        if may(first)
-        for one in alike.values()
-        if one.shown
-        and lacks(one.shown)
-        and any(is_in_class(group) and group.uid not in alone for group in one.members)
-    ]
 
 
 def count_classes(

@@ -13,7 +13,7 @@ the configuration tries this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
@@ -23,9 +23,9 @@ from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import Amounts, minus, of_pod, total
 from batchq.api.transaction import queue_scope
 from batchq.core.eligibility import holds_off, stops_of
-from batchq.core.equivalence import ClassSelection, PendingIterator
+from batchq.core.equivalence import ClassSelection, PendingIterator, UnmetRequests
 from batchq.core.kept_capacity import release_to, standing_pledges
-from batchq.core.pending_queue import out_of_line_refusals, select
+from batchq.core.pending_queue import is_in_class, out_of_line_refusals
 from batchq.core.placement.elastic import (
     lacking_on_nodes,
     start_extras,
@@ -55,14 +55,16 @@ from batchq.core.quota.fair_shares import (
 from batchq.core.quota.head_reservation import keeping_off, reserved_against_gang
 from batchq.core.quota.limit_checks import over_any_limit
 from batchq.core.quota.selector import BORROWERS, Borrowers, borrowers_of
-from batchq.core.session.session import Session
+from batchq.core.session.session import Key, Session
 from batchq.core.session.session_nodes import Gang
-from batchq.core.session.state import GroupState, Shortage, Victim, is_admitted
+from batchq.core.session.state import EquivalenceClass, GroupState, Shortage, Victim, is_admitted
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import admit, create_pods, wanted_ordinals
 
 #: A Pending group is a preemptor only if it waits for no other reason than lack of capacity.
 _LACK = frozenset({Waiting.WAITING_FOR_QUOTA, Waiting.WAITING_FOR_RESOURCES})
+#: One group, and the classes whose requests to evict are equal.
+_Kind: TypeAlias = tuple[GroupState, Mapping[Key, EquivalenceClass]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +128,53 @@ def gang_preemptors(session: Session, prefilter: VictimPrefilter, action: str) -
         deserved_of_queues(session) if action == RECLAIM else {},
         {*session.ledger.moved, *(group.queue for group, _ in standing_pledges(session))},
     )
-    alike = select(
-        session,
-        lambda name: _group_test(session, prefilter, name),
-        may=lambda group: may_evict(session, group),
-        lacks=_lack_capacity,
-        unmet=unmet,
-    )
-    return Preemptors(groups, alike)
+    return Preemptors(groups, _select_classes(session, prefilter, unmet))
+
+
+def _select_classes(
+    session: Session, prefilter: VictimPrefilter, unmet: UnmetRequests
+) -> ClassSelection:
+    """Return the classes of queues in which any request could be met. One group is tested for all
+    with the same request.
+    """
+    tried: list[EquivalenceClass] = []
+    later: list[EquivalenceClass] = []
+    for name, queue in session.queues.items():
+        kinds = queue.line.kinds
+        if not kinds or unmet.still_holds(name, queue.line):
+            continue
+        could_have = prefilter(name)
+        if could_have is None:
+            continue
+        likely: list[_Kind] = []
+        others: list[_Kind] = []
+        for alike in kinds.values():
+            first = next(iter(alike.values())).first
+            request = PodRequest(first.priority, first.reservation)
+            (likely if could_have(request) else others).append((first, alike))
+        if likely:
+            tried += _lacking_capacity(session, likely)
+            later += _lacking_capacity(session, others)
+        else:
+            unmet.note(name, queue.line)
+    return ClassSelection(tried, later)
+
+
+def _lacking_capacity(session: Session, kinds: Iterable[_Kind]) -> list[EquivalenceClass]:
+    """Return the classes that may evict and wait only for capacity, without those of which every
+    member was changed or refused alone in this session: a queue competes by the age of groups that
+    still wait.
+    """
+    alone = session.refusals.own
+    return [
+        one
+        for first, alike in kinds
+        if may_evict(session, first)
+        for one in alike.values()
+        if one.shown
+        and _lack_capacity(one.shown)
+        and any(is_in_class(group) and group.uid not in alone for group in one.members)
+    ]
 
 
 def may_preempt(session: Session, group: GroupState) -> bool:
@@ -141,15 +182,6 @@ def may_preempt(session: Session, group: GroupState) -> bool:
     one above is stopped; a stopped queue starts no more groups.
     """
     return may_evict(session, group) and not stops_of(session, group)
-
-
-def _group_test(
-    session: Session, prefilter: VictimPrefilter, name: str
-) -> Callable[[GroupState], bool] | None:
-    could_have = prefilter(name)
-    if could_have is None:
-        return None
-    return lambda group: could_have(PodRequest(group.priority, group.reservation))
 
 
 def _waits_for_capacity(session: Session, group: GroupState) -> bool:

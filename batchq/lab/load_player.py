@@ -1,9 +1,9 @@
 """Play a load: start and end its pods in place of agents, and run sessions in virtual time.
 
 A bound pod starts at once, runs as long as its job, and succeeds; a pod that was asked to stop ends
-when its grace is over. A finished group is removed from the store with its last pod. A group that
-no session needs to finish, since all of its pods succeed and no group depends on another, is
-removed with its last pod's end.
+when its grace is over. A finished group is removed from the store with its last pod. If no group
+depends on another, no session is needed to note that all pods of a group have started or succeeded:
+the group is Running with the start of its last pod, and removed with the end of its last pod.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Settings
+from batchq.core.session.transitions import status_running
 from batchq.errors import InvariantBroken
 from batchq.lab import simulation
 from batchq.lab.schedule import GroupRequest, Look, Progress, Schedule
@@ -71,13 +72,14 @@ class Running:
         clock: Clock,
         progress: Progress,
         *,
-        removes_at_once: bool,
+        stores_at_once: bool,
     ) -> None:
         self._store = store
         self._clock = clock
         self._progress = progress
-        #: Whether groups may be removed before a session has seen their ends.
-        self._removes_at_once = removes_at_once
+        #: Whether a group's start and end are stored with those of its pods, before a session has
+        #: seen them.
+        self._stores_at_once = stores_at_once
         self._on_node: dict[str, OnNode] = {}
         self._stopping: dict[str, OnNode] = {}
         self._ends: list[tuple[int, int, OnNode]] = []
@@ -143,7 +145,7 @@ class Running:
             return False
         del self._on_node[one.pod]
         pod, now_ms = self._pod(one), self._clock.now_ms()
-        removal = self._removal_with(pod) if self._removes_at_once else None
+        removal = self._removal_with(pod) if self._stores_at_once else None
         if removal is None:
             ended = simulation.end(pod, PodPhase.SUCCEEDED, now_ms=now_ms, exit_code=0)
             write_once(self._store, ended)
@@ -172,6 +174,20 @@ class Running:
         if any([one is not pod and one.status.phase != PodPhase.SUCCEEDED for one in pods]):  # noqa: C419 - a list is faster
             return None
         return removal_of(group, pods)
+
+    def _start_of_group(self, pod: Pod, now_ms: int) -> tuple[Write, ...]:
+        """Return the transition InQueue -> Running of a pod's group if its other pods run."""
+        group, uid = self._store.get("PodGroup", group_key_of(pod)), pod.status.group_uid
+        if not isinstance(group, PodGroup) or group.status.phase != PodGroupPhase.IN_QUEUE:
+            return ()
+        pods = self._store.pods_of(uid)
+        if group.status.pledge.stands or len(pods) != self._progress.pods(uid):
+            return ()
+        if any([one is not pod and one.status.phase != PodPhase.RUNNING for one in pods]):  # noqa: C419 - a list is faster
+            return ()
+        running = structs.replace(group, status=status_running(group.status, now_ms, now_ms))
+        key, meta = key_of(group), group.metadata
+        return (Write(kind="PodGroup", key=key, expect=meta.revision, value=running),)
 
     def has_succeeded(self, group: str) -> bool:
         """Return whether all pods of a group, by its uid, have succeeded."""
@@ -232,7 +248,8 @@ class Running:
 
     def _start(self, pod: Pod) -> None:
         now_ms, group = self._clock.now_ms(), pod.status.group_uid
-        write_once(self._store, _start_of(pod, now_ms))
+        with_it = self._start_of_group(pod, now_ms) if self._stores_at_once else ()
+        write_once(self._store, _start_of(pod, now_ms, with_it))
         arrival = self._progress.arrival(group)
         run_s, walltime = arrival.run_s, arrival.group.spec.walltime
         one = OnNode(
@@ -264,12 +281,14 @@ class Running:
         return pod
 
 
-def _start_of(pod: Pod, now_ms: int) -> Transaction:
-    """Return the transition Bound -> Running, without an event, since nothing reads it."""
+def _start_of(pod: Pod, now_ms: int, with_it: tuple[Write, ...]) -> Transaction:
+    """Return the transition Bound -> Running, without an event, since nothing reads it, and what
+    else is written with it.
+    """
     status = structs.replace(pod.status, phase=PodPhase.RUNNING, started_at=now_ms)
     running, meta = structs.replace(pod, status=status), pod.metadata
     write = Write(kind="Pod", key=meta.uid, expect=meta.revision, value=running)
-    return Transaction(subject=meta.name, writes=(write,))
+    return Transaction(subject=meta.name, writes=(write, *with_it))
 
 
 def is_settled(report: CycleReport) -> bool:
@@ -430,7 +449,7 @@ class LoadRun:
             self.store,
             self._clock,
             self._progress,
-            removes_at_once=not any(one.group.spec.depends_on for one in load.arrivals),
+            stores_at_once=not any(one.group.spec.depends_on for one in load.arrivals),
         )
         self._watch = InvariantWatch(self.store)
         self._checks_each_time = watch

@@ -33,7 +33,9 @@ def test_status_keeps_the_most_fundamental_of_very_many_reasons(stack: Stack) ->
 def test_status_has_one_condition_of_each_type() -> None:
     status = PodGroupStatus()
     for number, (kind, state) in enumerate(product(("Admitted", "Evicted"), STATES)):
-        conditions = with_condition(status, kind, state, f"Reason{number}", "", now_ms=number)
+        conditions = with_condition(
+            status.conditions, kind, state, f"Reason{number}", "", now_ms=number
+        )
         status = PodGroupStatus(conditions=conditions)
     assert [(one.type, one.reason) for one in status.conditions] == [
         ("Admitted", "Reason1"),

@@ -13,7 +13,7 @@ from batchq.api.objects import Dependency
 from batchq.api.reasons import Verdict
 from batchq.errors import InvalidInput
 from batchq.lab.load_player import LoadRun, play_load
-from batchq.lab.traces import POLICY_CONFIG, strategy_of
+from batchq.lab.traces import POLICY_CONFIG, Arrival, strategy_of
 from tests.builders import RECLAIMS
 from tests.effort import sample
 from tests.traces.loads import a_load, job, played, starts
@@ -177,15 +177,35 @@ def test_a_play_writes_no_reasons_and_no_events_of_sessions() -> None:
     assert {event.reason for event in run.store.events(kind="PodGroup")} == {"Submitted"}
 
 
+def with_spec(arrival: Arrival, **spec: object) -> Arrival:
+    group = structs.replace(arrival.group, spec=structs.replace(arrival.group.spec, **spec))
+    return structs.replace(arrival, group=group)
+
+
+def phases(*jobs: Arrival) -> list[list[str]]:
+    """Return the phases of the stored groups after each instant."""
+    run, found = LoadRun(a_load(*jobs), POLICY_CONFIG, watch=False), []
+
+    def look(done: int, jobs: int) -> None:
+        found.append([str(group.status.phase) for group in run.store.list("PodGroup")])
+
+    run.run(per_event=False, tell=look)
+    return found
+
+
+def test_a_group_is_running_with_the_start_of_its_last_pod() -> None:
+    assert phases(job(1, 0, 1, 10, pods=3)) == [["Running"], []]
+
+
+def test_a_group_is_running_although_some_of_its_pods_find_no_room() -> None:
+    array = with_spec(job(1, 0, 3, 10, walltime_s=20, pods=2), min_member=1)
+    assert phases(array) == [["Running"], ["Running"], []]
+
+
 def test_a_group_that_another_depends_on_is_finished_by_a_session() -> None:
-    load = a_load(job(1, 0, 1, 10), job(2, 0, 1, 5))
-    first, second = load.arrivals
-    spec = structs.replace(
-        second.group.spec, depends_on=(Dependency(name=first.group.metadata.name, uid="0"),)
-    )
-    waiting = structs.replace(second, group=structs.replace(second.group, spec=spec))
-    schedule = played(structs.replace(load, arrivals=(first, waiting)))
-    assert starts(schedule) == {1: 0, 2: 10}
+    first, second = job(1, 0, 1, 10), job(2, 0, 1, 5)
+    waiting = with_spec(second, depends_on=(Dependency(name="job-1", uid="0"),))
+    assert starts(played(a_load(first, waiting))) == {1: 0, 2: 10}
 
 
 def test_a_job_stopped_at_its_walltime_gives_everything_back() -> None:

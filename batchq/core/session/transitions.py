@@ -76,18 +76,6 @@ _set = msgspec.structs.replace
 
 
 def with_condition(
-    status: PodGroupStatus,
-    kind: str,
-    state: Literal["True", "False", "Unknown"],
-    reason: str,
-    message: str,
-    now_ms: int,
-) -> tuple[Condition, ...]:
-    """Return the conditions with one set; the same object if nothing changes."""
-    return _with_one(status.conditions, kind, state, reason, message, now_ms)
-
-
-def _with_one(
     conditions: tuple[Condition, ...],
     kind: str,
     state: Literal["True", "False", "Unknown"],
@@ -95,6 +83,7 @@ def _with_one(
     message: str,
     now_ms: int,
 ) -> tuple[Condition, ...]:
+    """Return the conditions with one set; the same object if nothing changes."""
     for place, old in enumerate(conditions):
         if old.type == kind:
             if (old.status, old.reason, old.message) == (state, reason, message):
@@ -122,7 +111,7 @@ def set_condition(
 ) -> None:
     """Set one condition; does nothing if it is set already."""
     now_ms = statement.session.now_ms
-    conditions = with_condition(group.status, kind, state, reason, message, now_ms)
+    conditions = with_condition(group.status.conditions, kind, state, reason, message, now_ms)
     if conditions is not group.status.conditions:
         statement.set_status(group, conditions=conditions)
 
@@ -192,15 +181,15 @@ def _on_admission(
     if not former and key in known:
         return known[key]
     now_ms, message = session.now_ms, f"reserved {describe(reservation)}"
-    found = _with_one(former, "Admitted", "True", "Admitted", message, now_ms)
+    found = with_condition(former, "Admitted", "True", "Admitted", message, now_ms)
     if reservation:
-        found = _with_one(found, "QuotaReserved", "True", "QuotaReserved", message, now_ms)
+        found = with_condition(found, "QuotaReserved", "True", "QuotaReserved", message, now_ms)
     for one in former:
         if one.type == "Evicted":
             # The reason of the last eviction is kept, because it is passed to the next pods.
-            found = _with_one(found, "Evicted", "False", one.reason, one.message, now_ms)
+            found = with_condition(found, "Evicted", "False", one.reason, one.message, now_ms)
         if one.type == "Scheduled":
-            found = _with_one(found, "Scheduled", "False", "Admitted", message, now_ms)
+            found = with_condition(found, "Scheduled", "False", "Admitted", message, now_ms)
     if not former:
         known[key] = found
     return found
@@ -395,18 +384,25 @@ def move_group(statement: Statement, group: GroupState, phase: PodGroupPhase) ->
     """Move the group to Running or Unknown."""
     now_ms = statement.session.now_ms
     if phase == PodGroupPhase.RUNNING:
-        statement.set_status(
-            group,
-            phase=phase,
-            unknown_at=None,
-            started_at=_runs_since(group, now_ms),
-            backoff_count=0,
-            reasons=(),
-            conditions=with_condition(group.status, "Scheduled", "True", "Scheduled", "", now_ms),
+        statement.put_status(
+            group, status_running(group.status, _runs_since(group, now_ms), now_ms)
         )
     else:
         statement.set_status(group, phase=phase, unknown_at=now_ms)
     statement.say(intents.MoveGroup(group=group.key, phase=phase))
+
+
+def status_running(status: PodGroupStatus, since: int, now_ms: int) -> PodGroupStatus:
+    """Return the status of a group that is found Running, `since` (ms) when."""
+    return structs.replace(
+        status,
+        phase=PodGroupPhase.RUNNING,
+        unknown_at=None,
+        started_at=since,
+        backoff_count=0,
+        reasons=(),
+        conditions=with_condition(status.conditions, "Scheduled", "True", "Scheduled", "", now_ms),
+    )
 
 
 def _runs_since(group: GroupState, now_ms: int) -> int:
@@ -484,7 +480,9 @@ def finish(
         set_aside_on={},
         reasons=(),
         claim=stopped(group.status.claim, reason, now_ms),
-        conditions=with_condition(group.status, "Finished", "True", reason, message, now_ms),
+        conditions=with_condition(
+            group.status.conditions, "Finished", "True", reason, message, now_ms
+        ),
     )
     stop_leftovers(statement, group, reason)
 

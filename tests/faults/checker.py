@@ -30,11 +30,12 @@ from batchq.core.session.state import GroupState
 from batchq.errors import InvariantBroken
 from batchq.lab.simulation.world import check_charge, check_gang, oversubscribed, recount
 from batchq.scheduler.pod_controller import GroupProgress
-from batchq.scheduler.timers import DEFERRED_MS
 from batchq.worker.agent.state_machine import AgentState
 from tests.faults.machines import Machine, Process
 from tests.faults.server import Server
 
+#: While writes fail, the delay starts again with the next leader or try.
+_MOST_SHOWN_LATE = 8
 _MOVES = {"PodGroup": allowed(POD_GROUP_MOVES), "Pod": allowed(POD_MOVES)}
 
 
@@ -51,8 +52,8 @@ class InvariantChecker:
         #: which pods have ended there; the next session charges its group.
         self._forgot = False
         self._fences: dict[tuple[str, str], str] = {}
-        #: Uid -> when a group that runs was first seen with the phase InQueue. That it runs only
-        #: informs people, so it may be written a little later.
+        #: Uid -> how many times in a row a group that runs was seen with the phase InQueue. That it
+        #: runs only informs people, so it may be written a little later.
         self._shown_late: dict[str, int] = {}
         #: Number of pods told to stop, by reason.
         self.stopped: Counter[str] = Counter()
@@ -266,9 +267,9 @@ class InvariantChecker:
                     most_ms = self._settings.recovery_timeout_ms
                     _check_time(group, status.unknown_at, most_ms, now_ms)
                 case PodGroupPhase.IN_QUEUE if GroupProgress.of(group).running == group.replicas:
-                    first = shown_late.get(group.uid, now_ms)
-                    self._shown_late[group.uid] = first
-                    _check_time(group, first, 2 * DEFERRED_MS, now_ms)
+                    times = self._shown_late[group.uid] = shown_late.get(group.uid, 0) + 1
+                    if times > _MOST_SHOWN_LATE:
+                        raise InvariantBroken(f"{group.key} runs, and is shown as InQueue")
                 case PodGroupPhase.IN_QUEUE:
                     most_ms = self._settings.in_queue_timeout_ms
                     _check_time(group, status.in_queue_at, most_ms, now_ms)

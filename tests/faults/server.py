@@ -333,7 +333,7 @@ class _Watch(ServerWatch):
     def __init__(self, server: Server, line: Line) -> None:
         super().__init__(
             lambda: line.call("process", lambda: server.run.number),
-            connections=lambda: hash((server.run.number, line.contact_since)),
+            connections=lambda: hash((server.run.number, line.connections)),
         )
         self._run_of = server
 
@@ -387,7 +387,7 @@ class FaultyStore:
 
     def _snapshot(self) -> Snapshot:
         self._keep_up()
-        since = self.line.contact_since
+        since = self.line.contact.since
         standing = self._server.standing(contact_since=since, forgot=self._forgot)
         found = self._server.store.snapshot()
         return structs.replace(found, standing=standing, leases=self._server.current_leases())

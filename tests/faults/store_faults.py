@@ -13,8 +13,12 @@ from typing import TypeVar
 
 from batchq.errors import StoreUnavailable
 from batchq.ports import Clock
+from batchq.store.liveness import Contact
 
 T = TypeVar("T")
+
+#: A third of a pod's lease, as in the daemon.
+_LONGEST_GAP_MS = 4_000
 
 
 class Mode(StrEnum):
@@ -58,8 +62,11 @@ class Line:
         self.calls = 0
         #: The numbers of the calls that were writes.
         self.writes: list[int] = []
-        #: The time since which every call was answered.
-        self.contact_since = clock.now_ms()
+        #: Counts only answered calls; a pause without calls breaks it, too.
+        self.contact = Contact(clock.now_ms)
+        self.contact.allow_gaps(_LONGEST_GAP_MS)
+        #: How many connections the caller has opened.
+        self.connections = 1
         self._broken = False
         self.chance = chance
         self._clock = clock
@@ -74,7 +81,8 @@ class Line:
 
     def begin(self) -> None:
         """Hand the line to another process."""
-        self._broken, self.contact_since = False, self._clock.now_ms()
+        self._broken = True
+        self.contact.lost()
 
     def cut(self, until_ms: int) -> None:
         """Let no call through before that instant."""
@@ -99,7 +107,9 @@ class Line:
         mode = self._plan.pop(self.calls, None) or self.chance()
         if mode is None:
             if self._broken:
-                self._broken, self.contact_since = False, self._clock.now_ms()
+                self._broken = False
+                self.connections += 1
+            self.contact.made()
             return do()
         if self._say is not None:
             self._say(f"{self.caller}: call {self.calls}, {what}: {mode}")
@@ -114,4 +124,5 @@ class Line:
 
     def _unanswered(self, what: str) -> StoreUnavailable:
         self._broken = True
+        self.contact.lost()
         return StoreUnavailable(f"{self.caller}: {what} was not answered")

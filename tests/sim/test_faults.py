@@ -152,4 +152,14 @@ def test_a_line_that_is_cut_lets_no_call_through_until_its_time() -> None:
         line.call("read", tally.do)
     clock.jump_to(500)
     assert line.call("read", tally.do) == 1
-    assert line.contact_since == 500
+    assert line.contact.since == 500
+
+
+def test_a_caller_that_was_silent_for_a_third_of_a_lease_counts_its_contact_anew() -> None:
+    clock, tally = VirtualClock(), Tally()
+    line = Line("scheduler a", clock)
+    for at_ms, since_ms in ((1_000, 1_000), (5_000, 1_000), (9_001, 9_001)):
+        clock.jump_to(at_ms)
+        line.call("read", tally.do)
+        assert line.contact.since == since_ms
+    assert line.connections == 1

@@ -514,6 +514,9 @@ class LoadRun:
         session would decide anything now. `stopped`: whether a pod has ended that was asked to
         stop.
         """
+        if ended:
+            # Without the clocks of these groups, the next one runs out no earlier.
+            self._is_due_exact = False
         if ended or stopped:
             if self._may_admit():
                 self._settle()
@@ -576,10 +579,9 @@ class LoadRun:
                 self._over.add(uid)
                 self._progress.ended(uid, self._clock.now_ms() // SECOND)
             unseen.pop(uid, None)
-        # Without the clocks of ended groups, the next one runs out no earlier. Starts add only
-        # their walltimes.
-        self._is_due_exact = False
         if not over:
+            # Starts add only their walltimes.
+            self._is_due_exact = False
             ends = [one.predicted_at for one in unseen.values()]
             self._due_at = min((at for at in (self._due_at, *ends) if at is not None), default=None)
         if self._checks_each_time:

@@ -115,12 +115,13 @@ def sessions_by_then(load: Load) -> list[int]:
     return found
 
 
-def test_an_end_after_which_nothing_fits_needs_no_session() -> None:
-    sizes = ((1, 0, 3, 30, 40), (2, 0, 1, 5, 20), (3, 1, 2, 5, 20))
+@pytest.mark.parametrize("asked_s", [5, 20])
+def test_an_end_after_which_nothing_fits_needs_no_session(asked_s: int) -> None:
+    sizes = ((1, 0, 3, 30, 40), (2, 0, 1, 5, asked_s), (3, 1, 2, 5, 20))
     load = a_load(*(job(*one, walltime_s=asked) for *one, asked in sizes), policy="easy")
-    # At 0 two start together; at 1 one arrives; at 5 one ends, but nothing fits; at 30 the third
-    # starts; at 35 it ends, and no group is left to admit. At 20, when the walltime of the second
-    # would have been over, nothing is due.
+    # At 0 two start together; at 1 one arrives; at 5 one ends, within its walltime or with it, but
+    # nothing fits; at 30 the third starts; at 35 it ends, and no group is left to admit. At 20,
+    # when the walltime of the second would have been over, nothing is due.
     assert sessions_by_then(load) == [1, 1, 1, 2, 2]
 
 
@@ -159,8 +160,7 @@ def test_behind_a_strict_head_no_arrival_needs_a_session() -> None:
 
 
 def test_if_only_resources_count_a_start_needs_no_session() -> None:
-    # The last job ends with its walltime, which needs a session anyway.
-    assert sessions_by_then(full_and_empty()) == [1, 1, 2, 3]
+    assert sessions_by_then(full_and_empty()) == [1, 1, 2, 2]
 
 
 def test_a_job_beyond_its_walltime_is_stopped_in_time_even_without_a_session_since() -> None:

@@ -544,9 +544,9 @@ def _arrival(
     asked = (tenant, job.processors, job.request_s)
     if asked not in specs:
         specs[asked] = _spec(*asked)
-    group = PodGroup(
-        metadata=Metadata(name=f"job-{job.number}", namespace=tenant), spec=specs[asked]
-    )
+    # Without a hyphen, no other name could lead to pods of the same names.
+    meta = Metadata(name=f"job{job.number}", namespace=tenant)
+    group = PodGroup(metadata=meta, spec=specs[asked])
     return Arrival(
         at_s=job.submit_s,
         group=group,

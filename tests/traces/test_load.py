@@ -46,7 +46,7 @@ def test_a_log_is_one_machine_one_queue_and_a_group_of_one_pod_for_each_job() ->
     assert (first.at_s, first.run_s, first.number, first.size) == (5, 60, 11, 4)
     assert first.tenant == DEFAULT
     meta, spec = first.group.metadata, first.group.spec
-    assert (meta.namespace, meta.name) == (DEFAULT, "job-11")
+    assert (meta.namespace, meta.name) == (DEFAULT, "job11")
     assert (spec.queue, spec.walltime) == (DEFAULT, 90_000)
     assert [(task.replicas, task.template.requests) for task in spec.tasks] == [(1, {"cpu": 4000})]
 

@@ -4,8 +4,11 @@ that finds no places otherwise, victims are taken node by node.
 
 from __future__ import annotations
 
-from tests.sim.test_norm_evictions import HI, gone, runs, task
-from tests.sim.worlds import Manifest, group, node, pod, taker
+import pytest
+
+from batchq.core.preemption import order
+from tests.sim.test_norm_evictions import CLASSES, HI, gone, runs, task
+from tests.sim.worlds import Manifest, evicted, group, node, outcome, pod, queue, taker
 
 
 def test_pods_that_started_together_go_by_the_highest_index_first_and_rank_0_last() -> None:
@@ -101,3 +104,28 @@ def test_victims_stay_if_what_their_queue_may_give_clears_no_node() -> None:
     borrowed = [*lent("n1", "u0", "u1"), *lent("n2", "v0", "v1", since=30)]
     asked = group("in", 1, 2, queue="a")
     assert gone(*nodes, *of_two_queues(2, of_b=3), *borrowed, asked) == []
+
+
+def evicted_in_turn(*more: Manifest) -> list[list[str]]:
+    """Return the victims of each session for three gangs that each need a pod of another queue."""
+    nodes = [node(f"n{number}", 1) for number in range(3)]
+    borrowed = [one for number in range(3) for one in lent(f"n{number}", f"v{number}")]
+    asked = [group(f"in{number}", 1, 1, queue="a") for number in range(3)]
+    came = outcome(*nodes, *of_two_queues(4, of_b=0), *borrowed, *more, *asked)
+    return [[key.removeprefix("default/") for key, _ in pods] for _, pods in evicted(came)]
+
+
+def test_after_long_searches_the_preemptors_that_are_left_are_served_by_the_next_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert evicted_in_turn() == [["v0-t-0", "v1-t-0", "v2-t-0"]]
+    monkeypatch.setattr(order, "MOST_TRIED", 1)
+    assert evicted_in_turn() == [["v0-t-0"], ["v1-t-0"], ["v2-t-0"]]
+
+
+def test_a_search_in_vain_keeps_no_other_preemptor_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "MOST_TRIED", 1)
+    # The queue of the pod on n3 gives nothing, so there are never four cpus for the first in line.
+    keeps = [queue("c", reclaimable=False), node("n3", 1), *runs("stays", on="n3", queue="c")]
+    first = group("vain", 4, 1, queue="a", **HI)
+    assert evicted_in_turn(*keeps, *CLASSES, first) == [["v0-t-0"], ["v1-t-0"], ["v2-t-0"]]

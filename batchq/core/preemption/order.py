@@ -55,6 +55,7 @@ from batchq.core.preemption.protection import (
     protection_ends_at,
 )
 from batchq.core.preemption.search import (
+    VICTIMS_TRIED,
     Decision,
     PreemptionRequest,
     Takeover,
@@ -70,6 +71,10 @@ from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Shortage, Victim
 from batchq.core.session.statement import Statement
 from batchq.core.session.transitions import roll_back
+
+#: The number of victims tried after which a session serves no more preemptors; a try takes some
+#: tenths of a millisecond.
+MOST_TRIED = 2_000
 
 _VICTIMS_GONE = "the victims that it waited for can no longer be evicted"
 _NO_NODE_LEFT = "a node with capacity pledged to it is gone, and no other node can replace it"
@@ -104,7 +109,9 @@ def serve_preemptors(
     queue in order.
 
     After a failure, preemptors with the same request are skipped until something has changed: with
-    thousands of them, the session would do little else.
+    thousands of them, the session would do little else. After a success, those that are left are
+    served by the next session if searches have tried `MOST_TRIED` victims already, since no other
+    group starts meanwhile; a success is a decision, so that session follows at once.
     """
     walks = preemptors.by_queue(session)
     if not walks:
@@ -131,6 +138,8 @@ def serve_preemptors(
             decided = len(session.effects.joined)
             serve(session, group)
             if len(session.effects.joined) > decided:
+                if session.get(VICTIMS_TRIED).victims >= MOST_TRIED:
+                    return
                 failed.clear()
                 for walk in halted.values():
                     walk.take_up()

@@ -48,7 +48,7 @@ from batchq.core.preemption.candidates import (
 )
 from batchq.core.quota.ledger import counted
 from batchq.core.quota.limit_checks import keeps_guarantees_later
-from batchq.core.session.session import Session
+from batchq.core.session.session import Session, StateKey
 from batchq.core.session.session_nodes import Gang, KeptPlaces, NodeState
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState, Shortage, Victim
@@ -199,6 +199,18 @@ def fits_when_victims_end(session: Session, request: PreemptionRequest) -> bool:
             return request.fit(session).fits and request.ends_well(session, [])
 
 
+@dataclass(slots=True)
+class Tries:
+    """The number of victims that the searches of a session have taken on trial."""
+
+    victims: int = 0
+
+
+VICTIMS_TRIED: StateKey[Tries] = StateKey(
+    "victims_tried", lambda _: Tries(), ends_with_session=True
+)
+
+
 class _SearchTrial:
     """Owns the victims chosen so far; the caller undoes everything that it does."""
 
@@ -214,6 +226,7 @@ class _SearchTrial:
         self._statement = statement
         self._request = request
         self._taken: list[Taken] = []
+        self._tried = session.get(VICTIMS_TRIED)
         self._fit = Fit(fits=False)
         self._leaving = session.get(PLEDGED_CAPACITY).leaving(session)
         self._shortage = self._fit.shortage(self._leaving)
@@ -449,6 +462,7 @@ class _SearchTrial:
         group = victim.group
         kept = self._session.nodes.kept.get(group.uid)
         has_pledge = group.status.pledge.stands
+        self._tried.victims += 1
         self._taken.append(Taken(kind, victim, (group.status, dict(group.live_pods)), kept))
         leave(statement or self._statement, victim)
         if has_pledge and not group.status.pledge.stands:

@@ -136,6 +136,30 @@ def test_a_missing_group_is_not_found(store: MemoryStore) -> None:
     assert caught.value.hint == "did you mean default/train?"
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        (
+            "train-w-0",
+            "train-w-0 is a pod of the group train: `batchq logs train --pod w-0`",
+        ),
+        # Neither is a pod of the group, which has one.
+        ("train-w-1", "did you mean default/train?"),
+        ("train-u-0", "did you mean default/train?"),
+    ],
+)
+def test_the_name_of_a_pod_in_place_of_a_group_is_answered_with_its_group(
+    store: MemoryStore, name: str, hint: str
+) -> None:
+    make(store, "PodGroup", "train")
+    with pytest.raises(NotFound) as caught:
+        changes.cancel(store, f"default/{name}", now_ms=NOW)
+    assert (caught.value.message, caught.value.hint) == (
+        f"PodGroup default/{name} does not exist",
+        hint,
+    )
+
+
 def test_deleting_a_finished_group_deletes_its_pods(store: MemoryStore) -> None:
     make(store, "PodGroup", "a")
     admit(store)

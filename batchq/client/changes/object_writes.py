@@ -163,10 +163,26 @@ def find(reader: Reader, kind: type[T], key: str) -> T:
     item = reader.get(kind.__name__, key)
     if isinstance(item, kind):
         return item
-    namespace = key.rpartition("/")[0]
-    there = [full_name(other) for other in reader.list(kind.__name__, namespace=namespace)]
-    name = shown(key)[1:-1]
-    raise NotFound(f"{kind.__name__} {name} does not exist", hint=name_hint(key, there))
+    namespace, _, bare = key.rpartition("/")
+    there = reader.list(kind.__name__, namespace=namespace)
+    raise NotFound(
+        f"{kind.__name__} {shown(key)[1:-1]} does not exist",
+        hint=_pod_hint(bare, there) or name_hint(key, [full_name(other) for other in there]),
+    )
+
+
+def _pod_hint(name: str, there: Iterable[Object]) -> str:
+    """Return a hint after the name of a pod where a group is expected; "" after any other."""
+    for group in there:
+        if not isinstance(group, PodGroup):
+            continue
+        pod = name.removeprefix(f"{group.metadata.name}-")
+        task, _, index = pod.rpartition("-")
+        replicas = {one.name: one.replicas for one in group.spec.tasks}.get(task, 0)
+        if pod != name and index.isdecimal() and int(index[:9]) < replicas:
+            owner = group.metadata.name
+            return f"{name} is a pod of the group {owner}: `batchq logs {owner} --pod {pod}`"
+    return ""
 
 
 def name_hint(wanted: str, there: list[str]) -> str:

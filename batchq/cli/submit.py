@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shlex
 import shutil
 import signal
 import sys
@@ -118,6 +119,7 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} applies to many groups", hint="use it with --from-file")
     check_request(command, options, name="submit", with_file=_WITH_FILE)
+    _refuse_manifests(command)
     with shared.connect() as client:
         applied = _submit(client, command, options)
         warn(applied)
@@ -129,6 +131,18 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
         if options["dry_run"] or not waits or not groups:
             return None
         return _wait(client, shared, [key_of(group) for group in groups], options)
+
+
+def _refuse_manifests(command: Sequence[str]) -> None:
+    """Raise UsageError for a single word that is no program, and looks like a file of manifests."""
+    if len(command) != 1 or not command[0].endswith((".yaml", ".yml")):
+        return
+    [name] = command
+    if shutil.which(name) is None:
+        raise UsageError(
+            f"submit takes a command; found {name}, which looks like a file of manifests",
+            hint=f"to submit its groups: batchq submit -f {shlex.quote(name)}",
+        )
 
 
 def _warn_of_file(command: Sequence[str]) -> None:

@@ -58,6 +58,21 @@ def test_submit_warns_of_a_script_that_is_not_looked_for_here(
         assert batchq("submit", "--", word).err == ""
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_submit_with_a_file_of_manifests_says_how_to_submit_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if there:
+        (tmp_path / "job.yaml").write_text("kind: PodGroup\n")
+    done = run("submit", "job.yaml")
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        "error: submit takes a command; found job.yaml, which looks like a file of manifests",
+        "hint: to submit its groups: batchq submit -f job.yaml",
+    ]
+
+
 def test_run_with_a_missing_file_is_about_the_file(tmp_path: Path) -> None:
     done = run("run", str(tmp_path / "absent.yaml"))
     assert done.code != 0

@@ -141,10 +141,13 @@ def test_a_missing_group_is_not_found(store: MemoryStore) -> None:
     [
         (
             "train-w-0",
-            "train-w-0 is a pod of the group train: `batchq logs train --pod w-0`",
+            "train-w-0 is a pod of train: name the group (`batchq logs` also takes --pod w-0)",
         ),
         # Neither is a pod of the group, which has one.
         ("train-w-1", "did you mean default/train?"),
+        ("train-w-00", "did you mean default/train?"),
+        ("train-w-\u0660", "did you mean default/train?"),
+        ("train-w-" + 19 * "0", "there are: default/train"),
         ("train-u-0", "did you mean default/train?"),
     ],
 )

@@ -179,9 +179,12 @@ def _pod_hint(name: str, there: Iterable[Object]) -> str:
         pod = name.removeprefix(f"{group.metadata.name}-")
         task, _, index = pod.rpartition("-")
         replicas = {one.name: one.replicas for one in group.spec.tasks}.get(task, 0)
-        if pod != name and index.isdecimal() and int(index[:9]) < replicas:
+        is_index = index.isascii() and index.isdecimal() and str(int(index[:9])) == index
+        if pod != name and is_index and int(index) < replicas:
             owner = group.metadata.name
-            return f"{name} is a pod of the group {owner}: `batchq logs {owner} --pod {pod}`"
+            return (
+                f"{name} is a pod of {owner}: name the group (`batchq logs` also takes --pod {pod})"
+            )
     return ""
 
 

@@ -601,7 +601,7 @@ def _why_not_enough(
     if decision is not None:
         if exceeds_budget(session, decision):
             return [f"{could}, but {_budget(session)}"]
-        return [f"{could}, and the next session will evict them"]
+        return [f"{could}, and one of the next sessions will evict them"]
     with Statement(session) as trial:
         for victim in may:
             send_off(trial, victim)

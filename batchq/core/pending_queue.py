@@ -18,10 +18,7 @@ from batchq.api.resources import Amounts
 from batchq.api.transaction import CLUSTER, POD_GROUPS, namespace_scope
 from batchq.core.chunks import uid_order
 from batchq.core.eligibility import is_lifted_with_all, state_refusals
-from batchq.core.equivalence import (
-    PendingIterator,
-    PendingQueue,
-)
+from batchq.core.equivalence import PendingIterator, PendingQueue
 from batchq.core.extension import Registration
 from batchq.core.kept_capacity import awaits_victims, gives_way_to
 from batchq.core.placement.feasibility import NODE_REFUSALS

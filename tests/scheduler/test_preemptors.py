@@ -42,13 +42,13 @@ def _startable(name: str) -> PodGroup:
     return a_group(name, tasks=(a_task(requests={"cpu": 4}, command=("true",)),))
 
 
-def a_full_stack(ask: AskForPreemptors, *, before: str) -> Stack:
+def a_full_stack(ask: AskForPreemptors) -> Stack:
     """Return a stack in which one group runs and a second one waits for its quota. Its sessions ask
-    for preemptors before an action.
+    for preemptors after the action `enqueue`.
     """
     stack, scheduler = Stack(MemoryStore(), SchedulerConfig()), assemble(SchedulerConfig())
     actions = scheduler.actions
-    place = [action.name for action in actions].index(before)
+    place = [action.name for action in actions].index("allocate")
     stack.go_by(replace(scheduler, actions=(*actions[:place], ask, *actions[place:])))
     stack.ready(a_node(cpu=4))
     stack.apply(a_quota(cpu=4), _startable("first"), _startable("second"))
@@ -60,7 +60,7 @@ def a_full_stack(ask: AskForPreemptors, *, before: str) -> Stack:
 
 def test_a_group_that_the_session_has_admitted_is_a_preemptor_once() -> None:
     ask = AskForPreemptors()
-    stack = a_full_stack(ask, before="allocate")
+    stack = a_full_stack(ask)
     assert ask.found == ["default/second"]
     stack.end_pods()
     stack.turn()
@@ -70,7 +70,7 @@ def test_a_group_that_the_session_has_admitted_is_a_preemptor_once() -> None:
 
 def test_a_group_that_has_given_way_in_the_session_is_no_preemptor() -> None:
     ask = AskForPreemptors()
-    stack = a_full_stack(ask, before="allocate")
+    stack = a_full_stack(ask)
     stack.end_pods()
     ask.gives_way = "default/second"
     stack.turn()
@@ -79,7 +79,7 @@ def test_a_group_that_has_given_way_in_the_session_is_no_preemptor() -> None:
 
 def test_a_group_that_has_been_suspended_is_no_preemptor() -> None:
     ask = AskForPreemptors()
-    stack = a_full_stack(ask, before="allocate")
+    stack = a_full_stack(ask)
     stack.commit(changes.suspend(stack.store, "default/second", now_ms=0))
     stack.turn()
     assert ask.found == []

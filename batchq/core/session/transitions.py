@@ -393,8 +393,8 @@ def move_group(statement: Statement, group: GroupState, phase: PodGroupPhase) ->
 
 
 def status_running(status: PodGroupStatus, since: int, now_ms: int) -> PodGroupStatus:
-    """Return the status of a group that is found Running, `since` (ms) when."""
-    return structs.replace(
+    """Return the status of a group that has been Running since an instant (ms)."""
+    return _set(
         status,
         phase=PodGroupPhase.RUNNING,
         unknown_at=None,

@@ -312,7 +312,7 @@ _KEEPS = ("--daemonize", "no", "--dir", _SERVER_FOLDER)
 _WITHOUT_A_FILE = (
     *("--port", "0", "--unixsocket", _SERVER_SOCKET, "--unixsocketperm", "770"),
     *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
-    *("--maxmemory-policy", "noeviction"),
+    *("--auto-aof-rewrite-min-size", "256mb", "--maxmemory-policy", "noeviction"),
 )
 
 PARTS: Mapping[str, ServicePart] = {

@@ -110,7 +110,8 @@ def test_a_server_keeps_its_data_and_takes_a_configuration_file(tmp_path: Path) 
     [command] = [line for line in path.read_text().splitlines() if line.startswith("ExecStart=")]
     assert "-server --daemonize no --dir /var/lib/batchq-server --port 0" in command
     assert command.endswith(
-        '--appendonly yes --appendfsync everysec --save "" --maxmemory-policy noeviction'
+        '--appendonly yes --appendfsync everysec --save "" --auto-aof-rewrite-min-size 256mb'
+        " --maxmemory-policy noeviction"
     )
     assert "BATCHQ_" not in path.read_text()
     install(tmp_path, "server", "--", "/etc/batchq/server.conf", "--port", "7000")

@@ -126,9 +126,13 @@ def read_changes(
     decode: Decode = records.read_object,
     is_wanted: IsWanted | None = None,
     own: OwnWrites | None = None,
+    *,
+    latest_only: bool = False,
 ) -> list[Change]:
     """Return the (wanted) changes in an XREAD's reply, decoding objects by `decode`, except those
     that this process has written itself.
+
+    `latest_only`: leave out the objects that a later entry of the reply replaces or deletes.
 
     Raises Trimmed if the first entry does not follow `after`, or if batchq cannot have written one
     of them: then the stored objects are read instead.
@@ -137,6 +141,8 @@ def read_changes(
         read = [one for _, entries in reply or () for one in entries]
         if read and _revision_of(read[0][0]) != after + 1:
             raise Trimmed
+        if latest_only:
+            read = _latest(read)
         return [
             _change(raw_id, fields, decode, own)
             for raw_id, fields in read
@@ -144,6 +150,22 @@ def read_changes(
         ]
     except (KeyError, ValueError):
         raise Trimmed from None
+
+
+def _latest(
+    read: list[tuple[bytes, dict[bytes, bytes]]],
+) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """Return the last entry about each object, and all deletions and reports of a repair."""
+    last = {(fields[b"kind"], fields[b"key"]): raw_id for raw_id, fields in read}
+    if len(last) == len(read):
+        return read
+    return [
+        (raw_id, fields)
+        for raw_id, fields in read
+        if last[fields[b"kind"], fields[b"key"]] == raw_id
+        or not fields[b"value"]
+        or b"repaired" in fields
+    ]
 
 
 def _is_wanted(fields: dict[bytes, bytes], is_wanted: IsWanted) -> bool:
@@ -456,13 +478,16 @@ class Mirror:
             if revision < after:
                 self._repairs[keys.REVISION, revision] = monotonic()
                 raise Trimmed
-            changes = read_changes(reply, after, self._reader.read, own=self.own_writes)
+            entries = sum(len(some) for _, some in reply or ())
+            changes = read_changes(
+                reply, after, self._reader.read, own=self.own_writes, latest_only=True
+            )
             if not changes and revision != after:
                 raise Trimmed
             for change in changes:
                 self._take(change)
             self._note_last(reply)
-            if len(changes) < CHANGES_A_TRIP:
+            if entries < CHANGES_A_TRIP:
                 self._read_alive()
                 return
 

@@ -119,6 +119,39 @@ def test_a_refused_write_of_a_leader_is_not_taken_for_what_is_stored(
     assert decoded.names == ["a"]
 
 
+def test_of_an_object_that_changed_several_times_only_the_last_state_is_decoded(
+    redis_store: RedisStore,
+    open_redis: Callable[[], RedisStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = open_redis()
+    reader.snapshot()
+    decoded = Decoded(reader, monkeypatch)
+    redis_store.commit([weighing(3)], request_id="1")
+    make(redis_store, "b")
+    redis_store.commit([weighing(5, expect=1)], request_id="2")
+    redis_store.commit([weighing(7, expect=3)], request_id="3")
+    seen = reader.snapshot()
+    assert [(one.metadata.name, one.spec.weight) for one in seen.queues] == [("a", 7), ("b", 1)]
+    assert seen.revision == 4
+    assert decoded.names == ["b", "a"]
+
+
+def test_an_object_that_was_deleted_and_created_anew_has_its_last_state(
+    redis_store: RedisStore, open_redis: Callable[[], RedisStore]
+) -> None:
+    reader = open_redis()
+    redis_store.commit([weighing(3)], request_id="1")
+    assert names(reader) == ["a"]
+    redis_store.commit([writing(gone(queue("a"), expect=1))], request_id="2")
+    redis_store.commit([weighing(5)], request_id="3")
+    make(redis_store, "b", "c")
+    redis_store.commit([writing(gone(queue("c"), expect=5))], request_id="4")
+    assert names(reader) == ["a", "b"]
+    assert reader.snapshot().queues[0].spec.weight == 5
+    assert list(reader.compare()) == []
+
+
 def test_an_emptied_server_is_noticed(redis_store: RedisStore, raw: redis.Redis) -> None:
     make(redis_store, "a", "b")
     assert names(redis_store) == ["a", "b"]

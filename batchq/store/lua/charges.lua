@@ -59,6 +59,11 @@ end
 local MOST_PARTS_A_CALL = 500000
 local parts_left = MOST_PARTS_A_CALL
 
+local function bound_parts(values)
+  parts_left = parts_left - values / PART
+  if parts_left < 0 then error(too_large('the size of the charges')) end
+end
+
 -- Values in `growths` for each growth of a holder: scope, resource, ledger field, by how much it
 -- grows, and whether it is checked.
 local GROWTH = 5
@@ -72,8 +77,7 @@ local function weigh(first, past)
     local old, new = held(value_of(KEYS[7], words[place])), held(words[place + 1])
     if not old or not new or not old.is_countable then return nil, nil, nil end
     local checked, before, after = words[place + 2] == 'yes', old.parts, new.parts
-    parts_left = parts_left - (#before + #after) / PART
-    if parts_left < 0 then error(too_large('the size of the charges')) end
+    bound_parts(#before + #after)
     local by_field = #after > 0 and units_in(old)
     for part = 1, #after, PART do
       local field = after[part + 3]
@@ -98,4 +102,32 @@ local function weigh(first, past)
   end
   read_sums(unread)
   return plus, minus, growths
+end
+
+-- Returns the parts that a transaction's only charge adds or deducts, and 1 or -1, if its holder had
+-- no charge before, or has none now. Then there are no differences to work out. Returns nothing for
+-- other charges and malformed records, which are for `weigh`.
+local function only_parts(first, past)
+  if past - first > CHARGE then return nil, nil end
+  local old, new = held(value_of(KEYS[7], words[first])), held(words[first + 1])
+  local parts, sign
+  if old == NOTHING and new then
+    parts, sign = new.parts, 1
+  elseif new == NOTHING and old and old.is_countable then
+    parts, sign = old.parts, -1
+  end
+  if parts then bound_parts(#parts) end
+  return parts, sign
+end
+
+-- Whether a sum to which these parts belong is malformed. Afterwards, all of them are known.
+local function is_any_malformed(parts)
+  for place = PART, #parts, PART do
+    if not sums[parts[place]] then sum(parts[place]) end
+  end
+  if not has_malformed then return false end
+  for place = PART, #parts, PART do
+    if malformed[parts[place]] then return true end
+  end
+  return false
 end

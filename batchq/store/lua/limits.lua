@@ -63,12 +63,17 @@ local function set_limits(first, past, revision)
   end
 end
 
--- Whether a checked charge grows elsewhere than on a node, after limits have changed.
-local function is_outdated(growths)
+-- Whether limits have changed since the snapshot behind the decision.
+local function have_changed()
   if not seen then return false end
   local last_change = units_of(record_of(LAST_CHANGE) or '0')
   if not last_change then is_record_malformed = true end
-  if (last_change or 0) <= seen then return false end
+  return (last_change or 0) > seen
+end
+
+-- Whether a checked charge grows elsewhere than on a node, after limits have changed.
+local function is_outdated(growths)
+  if not have_changed() then return false end
   for place = 1, #growths, GROWTH do
     if growths[place + 4] and not is_of_node(growths[place]) then return true end
   end
@@ -90,6 +95,28 @@ local function refuse_charges(plus, minus, growths, first_limit, past)
       local need = math.min(more, MOST)
       local found = math.min(MOST, rest + (math.min(added, MOST) - need))
       return {'limit', scope, name, text(need), text(limit), text(found)}
+    end
+  end
+  return nil
+end
+
+-- As refuse_charges, for the parts that the only charge of a transaction adds, if it states no
+-- limits.
+local function refuse_parts(parts, checked)
+  if checked and have_changed() then
+    for place = 1, #parts, PART do
+      if not is_of_node(parts[place]) then return {'conflict', 'the limits'} end
+    end
+  end
+  for place = 1, #parts, PART do
+    local units, field = parts[place + 2], parts[place + 3]
+    local rest, limit = sums[field] or sum(field), MOST
+    if checked then
+      limit = limits[field] or limit_of(field, parts[place], parts[place + 1], NONE, NONE)
+    end
+    if units > 0 and units > limit - rest then
+      local need, found = math.min(units, MOST), math.min(rest, MOST)
+      return {'limit', parts[place], parts[place + 1], text(need), text(limit), text(found)}
     end
   end
   return nil

@@ -148,10 +148,11 @@ def renew(reader: Reader, token: str, *, ttl_ms: int | None, now_ms: int) -> Ren
     For a group whose end was reported, the reason is that end. Raises InvalidInput, or Conflict if
     the claim is over.
     """
-    end = _find(reader, token).status.claim.phase
+    group = _find(reader, token)
+    end = group.status.claim.phase
     if end in ("Succeeded", "Failed"):
         return Renewed(transaction=None, expires_at=None, over_at=None, stop_reason=end)
-    group, held = _open_claim(reader, token, now_ms)
+    held = _open_claim(group, now_ms)
     reason = stop_reason_of(group)
     if reason:
         return Renewed(
@@ -185,12 +186,11 @@ def report(
     _check_report(phase, pod, message)
     if not pod and phase == "evicted":
         return release(reader, token, message=message, now_ms=now_ms)
-    if not pod and phase != "running":
+    group = _find(reader, token)
+    if not pod and phase != "running" and group.status.claim.phase == _WORDS[phase]:
         # A repeat by a holder that lost the answer.
-        latest = _find(reader, token).status.claim
-        if latest.phase == _WORDS[phase]:
-            return None
-    group, held = _open_claim(reader, token, now_ms)
+        return None
+    held = _open_claim(group, now_ms)
     reason = stop_reason_of(group)
     if reason and phase == "evicted":
         return None
@@ -222,9 +222,10 @@ def release(reader: Reader, token: str, *, message: str = "", now_ms: int) -> Tr
     After a stop, this frees the group's charge. Returns None for a repeat. Raises InvalidInput, or
     Conflict if the claim is over.
     """
-    if _find(reader, token).status.claim.phase == "Released":
+    group = _find(reader, token)
+    if group.status.claim.phase == "Released":
         return None
-    group, held = _open_claim(reader, token, now_ms)
+    held = _open_claim(group, now_ms)
     if not stop_reason_of(group):
         _check_alive(group, now_ms)
     waits = group.status.phase == PodGroupPhase.IN_QUEUE
@@ -266,12 +267,8 @@ def _find(reader: Reader, token: str) -> PodGroup:
     )
 
 
-def _open_claim(reader: Reader, token: str, now_ms: int) -> tuple[PodGroup, GroupClaim]:
-    """Return the token's group and its open claim, which may be expired.
-
-    Raises Conflict if the claim is over.
-    """
-    group = _find(reader, token)
+def _open_claim(group: PodGroup, now_ms: int) -> GroupClaim:
+    """Return the group's open claim, which may be expired. Raises Conflict if it is over."""
     claim = group.status.claim
     over = claim.over_at is not None and now_ms >= claim.over_at
     if claim.phase == "Lapsed" or (claim.is_open and over):
@@ -282,7 +279,7 @@ def _open_claim(reader: Reader, token: str, now_ms: int) -> tuple[PodGroup, Grou
             f" {claim.phase}",
             hint="claim another group",
         )
-    return group, claim
+    return claim
 
 
 def _check_alive(group: PodGroup, now_ms: int) -> None:

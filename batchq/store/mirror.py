@@ -130,9 +130,8 @@ def read_changes(
     latest_only: bool = False,
 ) -> list[Change]:
     """Return the (wanted) changes in an XREAD's reply, decoding objects by `decode`, except those
-    that this process has written itself.
-
-    `latest_only`: leave out the objects that a later entry of the reply replaces or deletes.
+    that this process has written itself. `latest_only` leaves out what a later entry of
+    the reply replaces.
 
     Raises Trimmed if the first entry does not follow `after`, or if batchq cannot have written one
     of them: then the stored objects are read instead.

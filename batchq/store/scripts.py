@@ -1,8 +1,9 @@
 """The Lua scripts, by name: their text, and the digest by which the server knows them.
 
-`commit` is eleven files, in this order: bounds, the change stream, batched reads and writes of
+`commit` is twelve files, in this order: bounds, the change stream, batched reads and writes of
 hashes, the words of the transactions, the checks of writes, the records and the arithmetic of
-charges, the records and the checks of limits, what is written, and the commit itself.
+charges, the records and the checks of limits, the counting of charges, what is written, and the
+commit itself.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _read(name: str, *parts: str, may_fail: bool = False) -> Script:
 COMMIT = _read(
     "commit",
     *("bounds", "stream", "hashes", "words", "moves", "held", "charges", "limit_records", "limits"),
-    "writing",
+    *("counting", "writing"),
 )
 CREATE = _read("create")
 DISCARD = _read("discard", "stream")

@@ -4,8 +4,6 @@ grows with the victims, not with their square.
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -28,6 +26,7 @@ from batchq.core.session.state import GroupState
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_node, a_priority, a_task
 from tests.effort import usually
+from tests.harness.calls import counting_calls
 from tests.scheduler.conftest import Stack
 from tests.worlds.play import failure_of
 
@@ -94,17 +93,7 @@ def _calls_for_a_gang_of(size: int) -> int:
     stack.until_idle()
     stack.clock.at_ms += 1_000
     stack.apply(runnable("gang", replicas=size, priority_class_name="high"))
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        report = stack.turn()
-    finally:
-        sys.setprofile(None)
+    report, calls = counting_calls(stack.turn)
     assert sum(isinstance(one, Evict) for one in report.intents) == size
     return calls
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
-
 from batchq.api.objects import PodGroup
 from batchq.config import SchedulerConfig
 from batchq.store.memory import MemoryStore
 from tests.builders import a_group, a_node, a_queue, a_task
+from tests.harness.calls import counting_calls
 from tests.scheduler.conftest import Stack
 
 
@@ -28,17 +26,7 @@ def calls_for_one_more_group(running: int) -> int:
     stack.start_pods()
     stack.until_idle()
     stack.apply(runnable("new", queue="second"))
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        report = stack.turn()
-    finally:
-        sys.setprofile(None)
+    report, calls = counting_calls(stack.turn)
     assert report.session.by_key["default/new"].has_all_placed
     return calls
 

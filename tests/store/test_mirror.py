@@ -119,7 +119,7 @@ def test_a_refused_write_of_a_leader_is_not_taken_for_what_is_stored(
     assert decoded.names == ["a"]
 
 
-def test_of_an_object_that_changed_several_times_only_the_last_state_is_decoded(
+def test_an_object_that_changed_several_times_is_decoded_once(
     redis_store: RedisStore,
     open_redis: Callable[[], RedisStore],
     monkeypatch: pytest.MonkeyPatch,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
 from benchmarks import arrays, flood, http_api, reclaim, submission, traces
 from benchmarks.queues import compare, flat, leaves_of, tree
 from tests.effort import sample
+from tests.harness.calls import counting_calls
 from tests.harness.server import Server
 from tests.http.api_process import ApiProcess
 
@@ -37,24 +35,8 @@ def test_arrays_ends_one_pod_and_starts_the_next_one() -> None:
 
 def test_a_session_of_an_array_costs_what_runs_and_not_what_has_ended() -> None:
     after_few, after_many = (arrays.ArrayRun(4, before, ends=2) for before in (200, 4_000))
-    assert _calls_of(after_many.end_one) < 1.1 * _calls_of(after_few.end_one)
-
-
-def _calls_of(run: Callable[[], object]) -> int:
-    """Return how many functions a run calls: its cost, whatever else the machine does."""
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    former = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        run()
-    finally:
-        sys.setprofile(former)
-    return calls
+    calls = [counting_calls(one.end_one)[1] for one in (after_few, after_many)]
+    assert calls[1] < 1.1 * calls[0]
 
 
 def test_traces_compares_every_policy_with_a_plain_simulator(tmp_path: Path) -> None:

@@ -103,31 +103,3 @@ local function weigh(first, past)
   read_sums(unread)
   return plus, minus, growths
 end
-
--- Returns the parts that a transaction's only charge adds or deducts, and 1 or -1, if its holder had
--- no charge before, or has none now. Then there are no differences to work out. Returns nothing for
--- other charges and malformed records, which are for `weigh`.
-local function only_parts(first, past)
-  if past - first > CHARGE then return nil, nil end
-  local old, new = held(value_of(KEYS[7], words[first])), held(words[first + 1])
-  local parts, sign
-  if old == NOTHING and new then
-    parts, sign = new.parts, 1
-  elseif new == NOTHING and old and old.is_countable then
-    parts, sign = old.parts, -1
-  end
-  if parts then bound_parts(#parts) end
-  return parts, sign
-end
-
--- Whether a sum to which these parts belong is malformed. Afterwards, all of them are known.
-local function is_any_malformed(parts)
-  for place = PART, #parts, PART do
-    if not sums[parts[place]] then sum(parts[place]) end
-  end
-  if not has_malformed then return false end
-  for place = PART, #parts, PART do
-    if malformed[parts[place]] then return true end
-  end
-  return false
-end

@@ -47,27 +47,6 @@ end
 
 local outdated, ok = refuse_epoch(), {'ok'}
 
--- Counts the charges of a transaction, the words from `first` to before `past`, unless one is
--- refused. Returns the refusal.
-local function count_charges(first, past, delivery)
-  local parts, sign
-  if past == delivery then parts, sign = only_parts(first, past) end
-  if parts then
-    local refused = sign > 0 and refuse_parts(parts, words[first + 2] == 'yes')
-    if is_any_malformed(parts) or is_malformed(NONE, NONE) then return {'conflict', 'the ledger'} end
-    if refused then return refused end
-    for place = 1, #parts, PART do count(parts[place + 3], sign * parts[place + 2]) end
-  else
-    local plus, minus, growths = weigh(first, past)
-    local refused = growths and refuse_charges(plus, minus, growths, past, delivery)
-    if not growths or is_malformed(plus, minus) then return {'conflict', 'the ledger'} end
-    if refused then return refused end
-    for field, units in pairs(minus) do count(field, -units) end
-    for field, units in pairs(plus) do count(field, units) end
-  end
-  for place = first, past - 1, CHARGE do set(KEYS[7], words[place], words[place + 1]) end
-end
-
 -- `value` is the index in ARGV of the first value written; the others are places in the words.
 local function transact(value, write, charge, limit, delivery, event, past)
   for place = write, charge - 1, WRITE do

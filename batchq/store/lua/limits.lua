@@ -99,25 +99,3 @@ local function refuse_charges(plus, minus, growths, first_limit, past)
   end
   return nil
 end
-
--- As refuse_charges, for the parts that the only charge of a transaction adds, if it states no
--- limits.
-local function refuse_parts(parts, checked)
-  if checked and have_changed() then
-    for place = 1, #parts, PART do
-      if not is_of_node(parts[place]) then return {'conflict', 'the limits'} end
-    end
-  end
-  for place = 1, #parts, PART do
-    local units, field = parts[place + 2], parts[place + 3]
-    local rest, limit = sums[field] or sum(field), MOST
-    if checked then
-      limit = limits[field] or limit_of(field, parts[place], parts[place + 1], NONE, NONE)
-    end
-    if units > 0 and units > limit - rest then
-      local need, found = math.min(units, MOST), math.min(rest, MOST)
-      return {'limit', parts[place], parts[place + 1], text(need), text(limit), text(found)}
-    end
-  end
-  return nil
-end

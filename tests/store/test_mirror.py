@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 
@@ -150,6 +151,30 @@ def test_an_object_that_was_deleted_and_created_anew_has_its_last_state(
     assert names(reader) == ["a", "b"]
     assert reader.snapshot().queues[0].spec.weight == 5
     assert list(reader.compare()) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_mirror_that_reads_now_and_then_shows_what_is_stored(
+    redis_store: RedisStore, open_redis: Callable[[], RedisStore], seed: int
+) -> None:
+    """Whatever was created, changed and deleted in between, and by whom."""
+    epoch = redis_store.lead("me", 60_000)
+    other, chance = open_redis(), random.Random(seed)
+    for number in range(150):
+        name, mine = chance.choice("abcde"), chance.random() < 0.5
+        stored = redis_store.get("Queue", name)
+        revision = stored.metadata.revision if stored else 0
+        if stored and chance.random() < 0.3:
+            write = gone(queue(name), expect=revision)
+        else:
+            made = Queue(metadata=Metadata(name=name), spec=QueueSpec(weight=number + 1))
+            write = put(made, expect=revision)
+        writer = redis_store if mine else other
+        writer.commit([writing(write)], request_id=f"{number}", epoch=epoch if mine else None)
+        if chance.random() < 0.2:
+            seen = redis_store.snapshot()
+            assert list(seen.queues) == list(redis_store.list("Queue"))
+            assert seen.revision == number + 1
 
 
 def test_an_emptied_server_is_noticed(redis_store: RedisStore, raw: redis.Redis) -> None:

@@ -130,8 +130,7 @@ def read_changes(
     latest_only: bool = False,
 ) -> list[Change]:
     """Return the (wanted) changes in an XREAD's reply, decoding objects by `decode`, except those
-    that this process has written itself. `latest_only` leaves out what a later entry of
-    the reply replaces.
+    that this process has written itself. `latest_only` leaves out what a later entry replaces.
 
     Raises Trimmed if the first entry does not follow `after`, or if batchq cannot have written one
     of them: then the stored objects are read instead.
@@ -151,10 +150,10 @@ def read_changes(
         raise Trimmed from None
 
 
-def _latest(
-    read: list[tuple[bytes, dict[bytes, bytes]]],
-) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """Return the last entry about each object, and all deletions and reports of a repair."""
+def _latest(read: list[Any]) -> list[Any]:
+    """Return the last entry about each object, and all deletions and reports of a repair: a group
+    that is created anew after its deletion waits to be taken up.
+    """
     last = {(fields[b"kind"], fields[b"key"]): raw_id for raw_id, fields in read}
     if len(last) == len(read):
         return read

@@ -10,13 +10,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def counting_calls(run: Callable[[], T]) -> tuple[T, int]:
-    """Return what a run returns, and how many functions it calls, without built-in ones."""
-    calls = 0
+def counting_calls(run: Callable[[], T], *, built_in: bool = False) -> tuple[T, int]:
+    """Return what a run returns, and how many functions it calls; built-in ones on request."""
+    calls, counted = 0, ("call", "c_call") if built_in else ("call",)
 
     def count(frame: FrameType, event: str, argument: object) -> None:
         nonlocal calls
-        calls += event == "call"
+        calls += event in counted
 
     former = sys.getprofile()
     sys.setprofile(count)

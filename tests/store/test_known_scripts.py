@@ -280,6 +280,8 @@ def test_many_charges_of_many_parts_are_refused(caller: Caller) -> None:
     record = json.dumps([[f"s{n}" for n in range(120)], [[f"r{n}", "1"] for n in range(120)]])
     charges = [word for number in range(5_000) for word in (f"h{number}", record, "yes")]
     assert "TOOLARGE" in caller.commit([0, 5_000, 0, 0, 0, *charges])
+    each = [word for n in range(5_000) for word in (0, 1, 0, 0, 0, f"h{n}", record, "yes")]
+    assert "TOOLARGE" in caller.commit(each)
 
 
 def test_a_very_long_fence_is_compared_at_once(caller: Caller) -> None:

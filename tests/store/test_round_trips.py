@@ -200,6 +200,23 @@ def test_a_malformed_charge_refuses_only_the_transaction_that_changes_it(
     assert warm.snapshot().revision == before + 2
 
 
+def test_a_malformed_sum_and_limit_refuse_only_the_transaction_that_needs_them(
+    warm: RedisStore, raw: redis.Redis
+) -> None:
+    warm.snapshot()
+    raw.hset(keys.LEDGER, "ns:x cpu", "no number")
+    raw.hset(keys.LIMITS, "ns:x", "no JSON")
+    each = [
+        Transaction(
+            subject=name, charges=(charge(f"group:{name}", f"ns:{name}", cpu=7, checked=True),)
+        )
+        for name in ("x", "y")
+    ]
+    [refused] = warm.commit(each, request_id="1").refused
+    assert (refused.transaction.subject, refused.answer.subject) == ("x", "the ledger")
+    assert raw.hget(keys.LEDGER, "ns:y cpu") == b"7"
+
+
 def test_the_queue_of_each_node_holds_its_pods_in_the_order_of_binding(
     warm: RedisStore, relay: Relay, raw: redis.Redis
 ) -> None:

@@ -59,6 +59,7 @@ end
 local MOST_PARTS_A_CALL = 500000
 local parts_left = MOST_PARTS_A_CALL
 
+-- Ends the call if it weighs too much; `values` are those of the parts to be weighed.
 local function bound_parts(values)
   parts_left = parts_left - values / PART
   if parts_left < 0 then error(too_large('the size of the charges')) end

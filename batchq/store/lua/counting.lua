@@ -18,14 +18,12 @@ local function only_parts(first, past)
   return parts, sign
 end
 
--- Whether a sum to which these parts belong is malformed. Afterwards, all of them are known.
+-- Whether a sum that these parts change is malformed; if not, all of them are known.
 local function is_any_malformed(parts)
   for place = PART, #parts, PART do
-    if not sums[parts[place]] then sum(parts[place]) end
-  end
-  if not has_malformed then return false end
-  for place = PART, #parts, PART do
-    if malformed[parts[place]] then return true end
+    local field = parts[place]
+    if not sums[field] then sum(field) end
+    if malformed[field] then return true end
   end
   return false
 end
@@ -59,7 +57,7 @@ local function count_charges(first, past, delivery)
   if past == delivery then parts, sign = only_parts(first, past) end
   if parts then
     local refused = sign > 0 and refuse_parts(parts, words[first + 2] == 'yes')
-    if is_any_malformed(parts) or is_malformed(NONE, NONE) then return {'conflict', 'the ledger'} end
+    if is_malformed(NONE, NONE) or is_any_malformed(parts) then return {'conflict', 'the ledger'} end
     if refused then return refused end
     for place = 1, #parts, PART do count(parts[place + 3], sign * parts[place + 2]) end
   else

@@ -705,6 +705,32 @@ def grace_of(spec: PodGroupSpec) -> int:
     return max((task.template.termination_grace for task in spec.tasks), default=USUAL_GRACE_MS)
 
 
+def with_condition(
+    conditions: tuple[Condition, ...],
+    kind: str,
+    state: Literal["True", "False", "Unknown"],
+    reason: str,
+    message: str,
+    now_ms: int,
+) -> tuple[Condition, ...]:
+    """Return the conditions with one set; the same object if nothing changes."""
+    for place, old in enumerate(conditions):
+        if old.type == kind:
+            if (old.status, old.reason, old.message) == (state, reason, message):
+                return conditions
+            changed_at = now_ms if old.status != state else old.last_transition_time
+            new = structs.replace(
+                old, status=state, reason=reason, message=message, last_transition_time=changed_at
+            )
+            return (*conditions[:place], new, *conditions[place + 1 :])
+    new = Condition(
+        type=kind, status=state, reason=reason, message=message, last_transition_time=now_ms
+    )
+    if not conditions or kind > conditions[-1].type:
+        return (*conditions, new)
+    return tuple(sorted((*conditions, new), key=lambda condition: condition.type))
+
+
 def stopped(claim: GroupClaim, reason: str, now_ms: int) -> GroupClaim:
     """Return the claim with its holder told to stop; the first reason stays, and nothing extends
     it.

@@ -229,8 +229,7 @@ class SchedulerCache:
         #: The inputs of the limits.
         self._limited = Generation()
         #: The configuration generation, and that of nodes.
-        self._configured = Generation()
-        self._nodes = Generation()
+        self._configured, self._nodes = Generation(), Generation()
         #: Whether gates hold and classes may form, as of when the states were built.
         self._meant = (True, False)
         self._shapes = Shapes(gates_hold=True)
@@ -473,6 +472,8 @@ class SchedulerCache:
         state = self._build(session, uid, record, former)
         if former is None:
             return state
+        if state.phase in TERMINAL and former.phase not in TERMINAL:
+            session.effects.ended_by_others.append((former, state))
         if state.handed_on is None:
             if hold_the_same(former, state):
                 # What they hold stays taken.

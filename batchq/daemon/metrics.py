@@ -26,7 +26,7 @@ from batchq import __version__
 from batchq.api import intents
 from batchq.api.intents import Intent
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.objects import KINDS
+from batchq.api.objects import KINDS, PodGroupStatus
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.transaction import Word, count_of
 from batchq.core.session.session import Session
@@ -353,6 +353,9 @@ def tally_of(report: CycleReport) -> SessionTally:
         tally.add(INTENTS, (_kind(intent), result))
         if result == "applied" and (group := session.by_key.get(intent.group)) is not None:
             _count_intent(tally, session, group, intent)
+    for former, group in session.effects.ended_by_others:
+        reason = next((one.reason for one in group.status.conditions if one.type == "Finished"), "")
+        _count_end(tally, _queue_of(session, group), former.record.status, group.status, reason)
     _count_losses(tally, session, refused)
     return tally
 
@@ -379,11 +382,8 @@ def _count_intent(tally: SessionTally, session: Session, group: GroupState, inte
             if group.record.status.started_at is None:
                 began = group.record.status.in_queue_at
                 tally.wait(START_WAIT, queue, began, session.now_ms)
-        case intents.FinishGroup(phase=phase, reason=reason):
-            if group.record.status.started_at is None and group.status.started_at is not None:
-                began = group.record.status.in_queue_at
-                tally.wait(START_WAIT, queue, began, group.status.started_at)
-            tally.add(FINISHED, (queue, phase, _word(reason, _REASONS)))
+        case intents.FinishGroup(reason=reason):
+            _count_end(tally, queue, group.record.status, group.status, reason)
         case intents.RollBack(reason=reason):
             tally.add(REQUEUED_GROUPS, (queue, _word(reason, _LEAVING)))
         case intents.Pledge(action=action):
@@ -395,6 +395,15 @@ def _count_intent(tally: SessionTally, session: Session, group: GroupState, inte
             tally.add(EVICTED_PODS, (queue, "", Leaving.NODE_LOST.value))
         case _:
             pass
+
+
+def _count_end(
+    tally: SessionTally, queue: str, before: PodGroupStatus, then: PodGroupStatus, reason: str
+) -> None:
+    """Count a group that has ended, and its wait for its start if none was noted."""
+    if before.started_at is None and then.started_at is not None:
+        tally.wait(START_WAIT, queue, then.in_queue_at, then.started_at)
+    tally.add(FINISHED, (queue, then.phase, _word(reason, _REASONS)))
 
 
 def _count_admission(tally: SessionTally, session: Session, group: GroupState, queue: str) -> None:

@@ -11,9 +11,11 @@ from batchq.api.objects import (
     AdmissionCheckStatus,
     Metadata,
 )
+from batchq.client import changes
 from batchq.store.memory import MemoryStore
 from tests.builders import a_node, a_queue, a_task, amounts
 from tests.daemon.watched import GATE, Watched, labels, put
+from tests.scheduler.consumers import claim, external, in_queue, report
 
 _set = msgspec.structs.replace
 
@@ -188,6 +190,23 @@ def test_waits_for_admission_and_for_the_start_are_seen_once_each(watched: Watch
     assert seen.value("admission_wait_seconds_bucket", queue="default", le="300.0") == 1
     assert seen.value("start_wait_seconds_count", queue="default") == 1
     assert seen.value("start_wait_seconds_sum", queue="default") == 20
+
+
+def test_groups_that_a_consumer_or_a_user_ended_are_counted_once(watched: Watched) -> None:
+    in_queue(watched, external("a"), external("b"))
+    token = claim(watched, "a")
+    watched.later(20_000)
+    report(watched, token, "failed")
+    watched.commit(changes.cancel(watched.store, "default/b", now_ms=watched.clock.at_ms))
+    watched.until_idle()
+    watched.turn()
+    seen = watched.scrape()
+    ended = {"queue": "default", "phase": "Failed", "reason": "RetriesSpent"}
+    assert seen.value("finished_groups_total", **ended) == 1
+    ended = {"queue": "default", "phase": "Cancelled", "reason": "Cancelled"}
+    assert seen.value("finished_groups_total", **ended) == 1
+    assert seen.value("start_wait_seconds_count", queue="default") == 1
+    assert seen.value("start_wait_seconds_sum", queue="default") == 0
 
 
 def test_each_check_of_a_group_and_all_of_them_have_a_wait(watched: Watched) -> None:

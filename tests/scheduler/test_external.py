@@ -104,6 +104,41 @@ def test_claimed_running_and_succeeded(stack: Stack) -> None:
     assert stack.store.ledger() == {}
 
 
+@pytest.mark.parametrize(
+    ("reported", "ended", "reason"),
+    [("succeeded", "Completed", "Succeeded"), ("failed", "Failed", "RetriesSpent")],
+)
+def test_its_end_takes_effect_with_the_report_without_a_session(
+    stack: Stack, reported: str, ended: str, reason: str
+) -> None:
+    in_queue(stack, external())
+    token = claim(stack)
+    claimed_at = stack.clock.at_ms
+    stack.clock.at_ms += 50 * SECOND
+    report(stack, token, reported)
+    status = stack.group("e").status
+    finished = next(one for one in status.conditions if one.type == "Finished")
+    assert (status.phase, finished.reason) == (ended, reason)
+    assert (status.started_at, status.finished_at) == (claimed_at, claimed_at + 50 * SECOND)
+    assert stack.store.charges() == {}
+    latest = stack.store.events(kind="PodGroup", key="default/e")[-1]
+    assert (latest.reason, latest.message) == (ended, "reported by worker-1")
+    revision = stack.group("e").metadata.revision
+    stack.until_idle()
+    assert stack.group("e").metadata.revision == revision
+
+
+def test_with_reports_on_pods_the_scheduler_decides_how_it_ends(stack: Stack) -> None:
+    in_queue(stack, external(min_member=2))
+    token = claim(stack)
+    report(stack, token, "failed", pod="one")
+    report(stack, token, "succeeded")
+    assert phase(stack) == "InQueue"
+    stack.until_idle()
+    assert phase(stack) == "Completed"
+    assert stack.store.charges() == {}
+
+
 def test_the_token_is_not_stored_and_only_its_digest_is(stack: Stack) -> None:
     in_queue(stack, external())
     token = claim(stack)

@@ -110,9 +110,16 @@ def test_past_its_walltime_it_has_failed_and_its_consumer_must_stop(
     assert renew(stack, token).stop_reason == "WalltimeExceeded"
 
 
-def test_an_end_that_was_reported_counts_more_than_a_suspension_right_after(stack: Stack) -> None:
+def test_a_group_whose_end_was_reported_cannot_be_suspended(stack: Stack) -> None:
     in_queue(stack, external())
     report(stack, claim(stack), "succeeded")
+    with pytest.raises(Conflict, match=r"is Completed already and cannot be suspended"):
+        suspend(stack)
+
+
+def test_an_end_reported_for_a_pod_counts_more_than_a_suspension_right_after(stack: Stack) -> None:
+    in_queue(stack, external())
+    report(stack, claim(stack), "succeeded", pod="one")
     suspend(stack)
     assert phase(stack) == "Completed"
 

@@ -22,7 +22,6 @@ from batchq.api.objects import (
     AdmissionCheck,
     AdmissionCheckStatus,
     CheckState,
-    Condition,
     Metadata,
     Node,
     PodGroup,
@@ -32,6 +31,7 @@ from batchq.api.objects import (
     ResourceQuotaSpec,
     key_of,
     stopped,
+    with_condition,
 )
 from batchq.api.reasons import Finish
 from batchq.api.transaction import Charge, Event, Transaction
@@ -117,15 +117,6 @@ def cancel(
     With `uid`, only the group of this uid. Raises NotFound, or Conflict if it has finished.
     """
     group = _unfinished(reader, key, "be cancelled", uid)
-    finished = Condition(
-        type="Finished",
-        status="True",
-        reason=str(Finish.CANCELLED),
-        message=message,
-        last_transition_time=now_ms,
-    )
-    others = [condition for condition in group.status.conditions if condition.type != "Finished"]
-    conditions = tuple(sorted((*others, finished), key=lambda condition: condition.type))
     status = structs.replace(
         group.status,
         phase=PodGroupPhase.CANCELLED,
@@ -135,7 +126,9 @@ def cancel(
         unknown_at=None,
         backoff_until=None,
         reasons=(),
-        conditions=conditions,
+        conditions=with_condition(
+            group.status.conditions, "Finished", "True", Finish.CANCELLED, message, now_ms
+        ),
         claim=stopped(group.status.claim, Finish.CANCELLED, now_ms),
     )
     return put(

@@ -10,7 +10,8 @@ store keeps only its digest. After any other change of the group a request fails
 that names the change. Every write is compared with the revision that it was made on, and a repeated
 report writes nothing, so each request may be repeated.
 
-The scheduler decides what the reports mean for the group (`batchq.scheduler.pod_controller`).
+A report that the group has succeeded or failed ends it, in the same write. What reports on pods
+mean for the group is decided by the scheduler (`batchq.scheduler.pod_controller`).
 """
 
 from __future__ import annotations
@@ -41,8 +42,11 @@ from batchq.api.objects import (
     key_of,
     stop_reason_of,
 )
-from batchq.api.transaction import Event, Transaction, Write, fence_of
+from batchq.api.reasons import Finish
+from batchq.api.transaction import Charge, Event, Transaction, Write, fence_of
 from batchq.client.changes.object_writes import find, title
+from batchq.core.quota.ledger import holders_of_record
+from batchq.core.session.transitions import status_finished
 from batchq.errors import Conflict, InvalidInput
 from batchq.ports import Reader
 
@@ -213,7 +217,35 @@ def report(
         claim = ended(held, "Succeeded" if phase == "succeeded" else "Failed", message)
     text = f"reported by {held.holder}" + (f": {message}" if message else "")
     status = structs.replace(group.status, claim=claim)
+    if phase != "running" and _ends_with_report(status):
+        return _finish(group, status, text, now_ms)
     return _write(group, status, phase.capitalize(), text, now_ms)
+
+
+def _ends_with_report(status: PodGroupStatus) -> bool:
+    """Return whether a report on the whole group is all that its end depends on: no reports on pods
+    count beside it, and the scheduler keeps nothing for the group.
+    """
+    return not (status.reported or status.pledge.victims or status.places)
+
+
+def _finish(group: PodGroup, status: PodGroupStatus, text: str, now_ms: int) -> Transaction:
+    """Return the transaction that ends the group as its consumer reports, and frees its charge."""
+    succeeded = status.claim.phase == "Succeeded"
+    phase = PodGroupPhase.COMPLETED if succeeded else PodGroupPhase.FAILED
+    finished = status_finished(
+        structs.replace(status, charge={}, charge_path=()),
+        phase,
+        Finish.SUCCEEDED if succeeded else Finish.RETRIES_SPENT,
+        "" if succeeded else text,
+        since=status.claim.claimed_at if status.started_at is None else status.started_at,
+        now_ms=now_ms,
+    )
+    holders = (*holders_of_record(group), f"object:{group.metadata.uid}")
+    return structs.replace(
+        _write(group, finished, phase, text, now_ms),
+        charges=tuple([Charge(holder=holder) for holder in holders]),
+    )
 
 
 def release(reader: Reader, token: str, *, message: str = "", now_ms: int) -> Transaction | None:

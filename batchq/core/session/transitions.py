@@ -30,6 +30,7 @@ from batchq.api.objects import (
     final_reports,
     stopped,
     uid_of_pod,
+    with_condition,
 )
 from batchq.api.reasons import Finish, Leaving
 from batchq.api.resources import Amounts, describe
@@ -73,32 +74,6 @@ _NO_TEMPLATE = PodTemplate()
 MOST_SPENT = 10_000
 
 _set = msgspec.structs.replace
-
-
-def with_condition(
-    conditions: tuple[Condition, ...],
-    kind: str,
-    state: Literal["True", "False", "Unknown"],
-    reason: str,
-    message: str,
-    now_ms: int,
-) -> tuple[Condition, ...]:
-    """Return the conditions with one set; the same object if nothing changes."""
-    for place, old in enumerate(conditions):
-        if old.type == kind:
-            if (old.status, old.reason, old.message) == (state, reason, message):
-                return conditions
-            changed_at = now_ms if old.status != state else old.last_transition_time
-            new = _set(
-                old, status=state, reason=reason, message=message, last_transition_time=changed_at
-            )
-            return (*conditions[:place], new, *conditions[place + 1 :])
-    new = Condition(
-        type=kind, status=state, reason=reason, message=message, last_transition_time=now_ms
-    )
-    if not conditions or kind > conditions[-1].type:
-        return (*conditions, new)
-    return tuple(sorted((*conditions, new), key=lambda condition: condition.type))
 
 
 def set_condition(
@@ -469,22 +444,36 @@ def finish(
     statement.say(intents.FinishGroup(group=group.key, phase=phase, reason=reason, message=message))
     end_pledge(statement, group)
     release_places(statement, group)
-    statement.set_status(
-        group,
+    since = _ran_since(group, now_ms)
+    statement.put_status(
+        group, status_finished(group.status, phase, reason, message, since=since, now_ms=now_ms)
+    )
+    stop_leftovers(statement, group, reason)
+
+
+def status_finished(
+    status: PodGroupStatus,
+    phase: PodGroupPhase,
+    reason: Finish,
+    message: str,
+    *,
+    since: int | None,
+    now_ms: int,
+) -> PodGroupStatus:
+    """Return the status of a group that ends now and has run since an instant (ms; None: never)."""
+    return _set(
+        status,
         phase=phase,
-        started_at=_ran_since(group, now_ms),
+        started_at=since,
         finished_at=now_ms,
         reserved_at=None,
         reservation={},
         unknown_at=None,
         set_aside_on={},
         reasons=(),
-        claim=stopped(group.status.claim, reason, now_ms),
-        conditions=with_condition(
-            group.status.conditions, "Finished", "True", reason, message, now_ms
-        ),
+        claim=stopped(status.claim, reason, now_ms),
+        conditions=with_condition(status.conditions, "Finished", "True", reason, message, now_ms),
     )
-    stop_leftovers(statement, group, reason)
 
 
 def stop_leftovers(statement: Statement, group: GroupState, reason: str) -> None:

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase, PodPhase
 from batchq.api.notation import DAY, HOUR
+from batchq.api.objects import PodGroupStatus
 from batchq.api.reasons import Leaving
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
@@ -66,6 +67,18 @@ def test_a_queue_that_always_held_all_nodes_has_used_everything() -> None:
 def test_an_ended_run_counts_like_a_running_one() -> None:
     """Compare a run of an hour that just ended with one that continues."""
     ended, runs = share(*ran("e", 4, NOW - HOUR, NOW)), share(*ran("r", 4, NOW - HOUR, None))
+    assert ended > 0
+    assert abs(ended - runs) < runs / 100
+
+
+def test_an_external_group_that_ended_counts_like_one_that_runs() -> None:
+    began = PodGroupStatus(admission=1, in_queue_at=NOW - HOUR, started_at=NOW - HOUR)
+    held = structs.replace(began, phase=PodGroupPhase.RUNNING, reservation=amounts(cpu=4))
+    over = structs.replace(began, phase=PodGroupPhase.COMPLETED, finished_at=NOW)
+    ended, runs = (
+        share(a_group("e", cpu=4, queue="q", controller="external", status=status))
+        for status in (over, held)
+    )
     assert ended > 0
     assert abs(ended - runs) < runs / 100
 

@@ -640,8 +640,9 @@ def _runs(group: GroupState, now_ms: int | None) -> Iterator[tuple[Amounts, int,
     status = group.status
     if group.is_external:
         end = status.finished_at or now_ms
-        if status.reservation and status.started_at is not None and end is not None:
-            yield status.reservation, status.started_at, end
+        if status.started_at is not None and end is not None:
+            # Once it has ended, it has no reservation.
+            yield status.reservation or group.reservation, status.started_at, end
         return
     for pod in group.pods.values():
         start, end = pod.status.started_at, pod.status.finished_at or now_ms

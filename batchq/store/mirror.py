@@ -151,8 +151,8 @@ def read_changes(
 
 
 def _latest(read: list[Any]) -> list[Any]:
-    """Return the last entry about each object, and all deletions and reports of a repair: a group
-    that is created anew after its deletion waits to be taken up.
+    """Return the last entry about each object, and all deletions and reports of a repair. An object
+    that was created under the key of a deleted one is another object.
     """
     last = {(fields[b"kind"], fields[b"key"]): raw_id for raw_id, fields in read}
     if len(last) == len(read):

@@ -181,7 +181,8 @@ def renew(reader: Reader, token: str, *, ttl_ms: int | None, now_ms: int) -> Ren
 def report(
     reader: Reader, token: str, phase: Reported, *, pod: str = "", message: str = "", now_ms: int
 ) -> Transaction | None:
-    """Report that the group, or one `pod` of it, runs, has succeeded, failed or stopped.
+    """Report that the group, or one `pod` of it, runs, has succeeded, failed or stopped. Unless
+    pods were reported, the group ends with the report that it has succeeded or failed.
 
     The consumer names pods freely; there are at most as many as the group's replicas. Returns None
     for a repeated report. Raises InvalidInput, or Conflict: the claim is over, or the holder was
@@ -223,8 +224,8 @@ def report(
 
 
 def _ends_with_report(status: PodGroupStatus) -> bool:
-    """Return whether a report on the whole group is all that its end depends on: no reports on pods
-    count beside it, and the scheduler keeps nothing for the group.
+    """Return whether the end of a group depends on the report alone: there are no reports on its
+    pods, and the scheduler keeps no capacity for it.
     """
     return not (status.reported or status.pledge.victims or status.places)
 

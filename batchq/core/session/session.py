@@ -347,7 +347,7 @@ class Effects:
         self.touched: dict[str, GroupState] = {}
         #: The uids of finished groups to delete.
         self.expired: set[str] = set()
-        #: The groups that others have ended since the last session: the former states, and the new.
+        #: The former and the new state of each group that others have ended since the last session.
         self.ended_by_others: list[tuple[GroupState, GroupState]] = []
         #: The names of nodes that have become silent.
         self.unready: list[str] = []

@@ -12,7 +12,6 @@ integer seconds, and durations as `90s`, `2h`, `1d`, `1h30m` or integer seconds.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -189,8 +188,10 @@ def path_text(path: Path) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the entry of `known` that was probably meant; "" if none is near."""
+    from difflib import get_close_matches
+
     by_lower = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word[:80].lower(), by_lower, n=1, cutoff=0.6)
+    found = get_close_matches(word[:80].lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else ""
 
 

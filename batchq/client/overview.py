@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import structs
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.notation import SECOND, counted, describe_age
+from batchq.api.notation import counted, describe_age
 from batchq.api.objects import (
     Amounts,
     Condition,
@@ -19,7 +19,6 @@ from batchq.api.objects import (
     Pod,
     PodGroup,
     Queue,
-    Strategy,
     Task,
     gates_of,
 )
@@ -29,7 +28,6 @@ from batchq.api.transaction import POD_GROUPS, queue_scope
 from batchq.api.views import (
     GATED,
     Awaited,
-    Backfilling,
     FirstToGo,
     GroupView,
     Loan,
@@ -39,23 +37,18 @@ from batchq.api.views import (
     QueueView,
     Stop,
 )
-from batchq.assembly import assemble
+from batchq.assembly import open_undecided
 from batchq.config import SchedulerConfig
 from batchq.core.kept_capacity import victims_left
 from batchq.core.pending_queue import blockers, waits_in_line
-from batchq.core.placement.placement import gang_of, slots_for
 from batchq.core.placement.trial import verdicts_of
-from batchq.core.preemption.candidates import share_path, victim_key
 from batchq.core.quota import ROOT, QueueTree
 from batchq.core.quota.fair_shares import deserved_of_queues, share_of_queue
-from batchq.core.quota.head_reservation import is_array_with_retries, length_of, still_waits
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.core.session.state import GroupState
-from batchq.core.timeline import LedgerTimeline
 from batchq.plugins.gates import GATES
 from batchq.scheduler.timers import lease_over_at, requeue_due_at
-from batchq_actions.backfill import reservations_of
 
 
 class Overview:
@@ -77,7 +70,7 @@ class Overview:
         self.at = now_ms
         self._is_part = is_part
         self._snapshot = snapshot
-        self._session: Session = session or assemble(SchedulerConfig()).open(snapshot, now_ms)
+        self._session: Session = session or open_undecided(SchedulerConfig(), snapshot, now_ms)
         self._places: dict[str, dict[str, int]] = {}
 
     def groups(
@@ -482,95 +475,6 @@ def _gates_message(task: Task) -> str:
     return f"{counted(task.replicas, 'pod')} of task {task.name} {wait} for {kind} {names}"
 
 
-def backfilling_of(session: Session, group: GroupState) -> Backfilling | None:
-    """Return its position; None unless the group waits behind a head that is backfilled around."""
-    head = session.heads.strict.get(group.queue)
-    if head is None or not still_waits(head) or not _is_backfilled(session, head):
-        return None
-    reservations = reservations_of(session)
-    head_at, reserved_at = reservations.get(head.uid), reservations.get(group.uid)
-    if group is head:
-        return Backfilling(head=head.key, head_at=head_at, reserved_at=head_at)
-    if not still_waits(group) or not _waits_for_turn(session, group):
-        return None
-    position = Backfilling(head=head.key, head_at=head_at, reserved_at=reserved_at)
-    known = LedgerTimeline(session)
-    if head_at is None or not known.fits_now(group, 1):
-        return position
-    return _with_delay(session, group, position, known)
-
-
-def _with_delay(
-    session: Session, group: GroupState, position: Backfilling, known: LedgerTimeline
-) -> Backfilling:
-    """Complete the position of a group that would fit now but for earlier reservations."""
-    now_ms, length = session.now_ms, length_of(session, group)
-    reservations = _reservations_before(session, group)
-    for other, at in reservations:
-        known.book(other, at, length_of(session, other))
-    position = structs.replace(position, fits_now=True)
-    if known.fits_now(group, length):
-        return position
-    delayed: tuple[GroupState, int] | None = None
-    for other, at in sorted(reservations, key=lambda one: one[1]):
-        if not known.fits_now(group, at - now_ms):
-            break
-        if delayed is None or at > delayed[1]:
-            delayed = other, at
-    if delayed is None:
-        return position
-    other, at = delayed
-    return structs.replace(
-        position,
-        delays=other.key,
-        delayed_at=at,
-        longest_ms=_whole_seconds(at - now_ms) if _would_start(session, group) else None,
-    )
-
-
-def _reservations_before(session: Session, group: GroupState) -> list[tuple[GroupState, int]]:
-    """Return the groups with a reservation that are tried before it, with their starts."""
-    head, found = session.heads.strict[group.queue], []
-    for uid, at in reservations_of(session).items():
-        if uid == group.uid:
-            break
-        other = session.groups[uid]
-        if session.heads.strict.get(other.queue) is head:
-            found.append((other, at))
-    return found
-
-
-def _would_start(session: Session, group: GroupState) -> bool:
-    """Return whether a shorter walltime is all that the group needs in order to start now."""
-    if is_array_with_retries(group) or session.refusals_at("permit", group):
-        return False
-    if blockers(session, group):
-        return False
-    gang = () if group.is_external else gang_of(session, group)
-    return all(slots_for(session, shape, count) >= count for shape, count in gang)
-
-
-def _whole_seconds(milliseconds: int) -> int | None:
-    """Round down to whole seconds, as people write walltimes; None for zero."""
-    return milliseconds // SECOND * SECOND or None
-
-
-def _waits_for_turn(session: Session, group: GroupState) -> bool:
-    """Return whether the group waits because of its position behind the head."""
-    return any(
-        verdict.reason == Waiting.WAITING_FOR_TURN and verdict.plugin == "enqueue"
-        for verdict in session.refusals.get(group.uid, ())
-    )
-
-
-def _is_backfilled(session: Session, head: GroupState) -> bool:
-    return "backfill" in session.actions and _strategy(session, head).type == "Backfill"
-
-
-def _strategy(session: Session, group: GroupState) -> Strategy:
-    return session.queues[group.queue].record.spec.strategy
-
-
 __all__ = ["ROOT", "FirstToGo", "Loan", "QueueView", "Stop"]
 
 
@@ -618,6 +522,8 @@ def first_to_go(session: Session, name: str) -> list[FirstToGo]:
     groups; among these by lowest priority, largest share of the queue, latest start, uid. Groups
     that are stopping already are left out; groups that a policy protects are not.
     """
+    from batchq.core.preemption.candidates import share_path, victim_key
+
     groups = [
         group
         for group in session.groups.values()

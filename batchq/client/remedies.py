@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec import structs
+
 from batchq.api.lifecycle import ADMITTED, TERMINAL
 from batchq.api.node_features import is_named, lacking_runtime, no_node_matches
-from batchq.api.notation import format_duration, format_instant
-from batchq.api.objects import Pledge, gates_of, is_gated
+from batchq.api.notation import SECOND, format_duration, format_instant
+from batchq.api.objects import Pledge, Strategy, gates_of, is_gated
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
 from batchq.api.resources import PODS, describe_quantity, minus
 from batchq.api.transaction import POD_GROUPS
-from batchq.api.views import NO_LEADER
+from batchq.api.views import NO_LEADER, Backfilling
 from batchq.client.outcomes import (
     agents_to_upgrade,
     missing_nodes,
 )
-from batchq.client.overview import backfilling_of, borrowers, gates_of_task, queue_views
+from batchq.client.overview import borrowers, gates_of_task, queue_views
 from batchq.core.eligibility import (
     DependencyState,
     dependency_state,
@@ -28,20 +30,23 @@ from batchq.core.eligibility import (
     retry_at,
     stops_of,
 )
+from batchq.core.pending_queue import blockers
 from batchq.core.placement.feasibility import (
     largest_node,
     named_nodes,
     nodes_away,
     why_no_known_node,
 )
-from batchq.core.placement.placement import gang_of
+from batchq.core.placement.placement import gang_of, slots_for
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.preemptors import RECLAIM, ends_above
-from batchq.core.quota.head_reservation import is_array_with_retries
+from batchq.core.quota.head_reservation import is_array_with_retries, length_of, still_waits
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
+from batchq.core.timeline import LedgerTimeline
 from batchq.plugins.gates import CHECKS, GATES
+from batchq_actions.backfill import reservations_of
 
 _Remedy = Callable[[Session, GroupState, Verdict], str]
 
@@ -430,6 +435,95 @@ def _shorter_walltime(session: Session, group: GroupState) -> str:
             " beside the head"
         )
     return ""
+
+
+def backfilling_of(session: Session, group: GroupState) -> Backfilling | None:
+    """Return its position; None unless the group waits behind a head that is backfilled around."""
+    head = session.heads.strict.get(group.queue)
+    if head is None or not still_waits(head) or not _is_backfilled(session, head):
+        return None
+    reservations = reservations_of(session)
+    head_at, reserved_at = reservations.get(head.uid), reservations.get(group.uid)
+    if group is head:
+        return Backfilling(head=head.key, head_at=head_at, reserved_at=head_at)
+    if not still_waits(group) or not _waits_behind_head(session, group):
+        return None
+    position = Backfilling(head=head.key, head_at=head_at, reserved_at=reserved_at)
+    known = LedgerTimeline(session)
+    if head_at is None or not known.fits_now(group, 1):
+        return position
+    return _with_delay(session, group, position, known)
+
+
+def _with_delay(
+    session: Session, group: GroupState, position: Backfilling, known: LedgerTimeline
+) -> Backfilling:
+    """Complete the position of a group that would fit now but for earlier reservations."""
+    now_ms, length = session.now_ms, length_of(session, group)
+    reservations = _reservations_before(session, group)
+    for other, at in reservations:
+        known.book(other, at, length_of(session, other))
+    position = structs.replace(position, fits_now=True)
+    if known.fits_now(group, length):
+        return position
+    delayed: tuple[GroupState, int] | None = None
+    for other, at in sorted(reservations, key=lambda one: one[1]):
+        if not known.fits_now(group, at - now_ms):
+            break
+        if delayed is None or at > delayed[1]:
+            delayed = other, at
+    if delayed is None:
+        return position
+    other, at = delayed
+    return structs.replace(
+        position,
+        delays=other.key,
+        delayed_at=at,
+        longest_ms=_whole_seconds(at - now_ms) if _would_start(session, group) else None,
+    )
+
+
+def _reservations_before(session: Session, group: GroupState) -> list[tuple[GroupState, int]]:
+    """Return the groups with a reservation that are tried before it, with their starts."""
+    head, found = session.heads.strict[group.queue], []
+    for uid, at in reservations_of(session).items():
+        if uid == group.uid:
+            break
+        other = session.groups[uid]
+        if session.heads.strict.get(other.queue) is head:
+            found.append((other, at))
+    return found
+
+
+def _would_start(session: Session, group: GroupState) -> bool:
+    """Return whether a shorter walltime is all that the group needs in order to start now."""
+    if is_array_with_retries(group) or session.refusals_at("permit", group):
+        return False
+    if blockers(session, group):
+        return False
+    gang = () if group.is_external else gang_of(session, group)
+    return all(slots_for(session, shape, count) >= count for shape, count in gang)
+
+
+def _whole_seconds(milliseconds: int) -> int | None:
+    """Round down to whole seconds, as people write walltimes; None for zero."""
+    return milliseconds // SECOND * SECOND or None
+
+
+def _waits_behind_head(session: Session, group: GroupState) -> bool:
+    """Return whether the group waits because of its position behind the head."""
+    return any(
+        verdict.reason == Waiting.WAITING_FOR_TURN and verdict.plugin == "enqueue"
+        for verdict in session.refusals.get(group.uid, ())
+    )
+
+
+def _is_backfilled(session: Session, head: GroupState) -> bool:
+    return "backfill" in session.actions and _strategy(session, head).type == "Backfill"
+
+
+def _strategy(session: Session, group: GroupState) -> Strategy:
+    return session.queues[group.queue].record.spec.strategy
 
 
 def _preempting(session: Session, group: GroupState, verdict: Verdict) -> str:

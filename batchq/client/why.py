@@ -51,14 +51,13 @@ from batchq.client.outcomes import (
 )
 from batchq.client.overview import (
     Overview,
-    backfilling_of,
     borrowers,
     gated_pods,
     others,
     queue_views,
     restarts_of,
 )
-from batchq.client.remedies import remedy_for
+from batchq.client.remedies import backfilling_of, remedy_for
 from batchq.core.estimates import earliest_start, expected_starts
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.order import why_both_spared

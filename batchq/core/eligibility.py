@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import Enum
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
@@ -77,6 +76,8 @@ def state_refusals(session: Session, group: GroupState) -> list[Verdict]:
 
 def _known_queues_text(session: Session, name: str) -> str:
     """Return the message about a missing queue, with the nearest name if not all are listed."""
+    from difflib import get_close_matches
+
     names = list(session.queues)
     near = get_close_matches(name, names, n=1)
     shown = names[:_QUEUES_SHOWN]

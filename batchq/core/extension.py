@@ -44,10 +44,11 @@ kube-scheduler works alike: a plugin declares which events could change its answ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from inspect import signature
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from batchq.api.reasons import Verdict, Waiting
 from batchq.errors import PluginFailed
@@ -104,8 +105,7 @@ POINT_OF_RULE: Mapping[Rule, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginTraits:
+class PluginTraits(Struct, frozen=True, kw_only=True):
     """What a plugin promises. Every default is safe."""
 
     #: At `preEnqueue` and `admissible`: nothing changes the plugin's answer about a group but a
@@ -159,16 +159,14 @@ class Plugin(Protocol):
 PluginPlaces: TypeAlias = Mapping[str, Sequence[tuple[Plugin, int]]]
 
 
-@dataclass(frozen=True, slots=True)
-class AtOnce:
+class AtOnce(Struct, frozen=True):
     """A plugin's batched methods, for many nodes or pods (`placement.node_order`)."""
 
     many: Callable[..., Any]
     rows: Callable[..., Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Registration(Generic[F]):
+class Registration(Struct, Generic[F], frozen=True):
     """A plugin's function at a point."""
 
     plugin: str

@@ -6,6 +6,7 @@ All share one hash tag, so that a script may touch any of them (and a cluster ke
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from msgspec import Struct
 
@@ -271,12 +272,15 @@ TABLE: tuple[Key, ...] = (
     _permanent(AUDIT, "stream", "the latest audit records, as JSON, and their digests"),
 )
 
-_PATTERNS = [
-    (re.compile(".+".join(re.escape(part) for part in re.split("<[a-z]+>", key.name))), key)
-    for key in TABLE
-]
-
 
 def declared(name: str) -> Key | None:
     """Return the row of the table for a key in use; None for a foreign key."""
-    return next((key for pattern, key in _PATTERNS if pattern.fullmatch(name)), None)
+    return next((key for pattern, key in _patterns() if pattern.fullmatch(name)), None)
+
+
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], Key]]:
+    return [
+        (re.compile(".+".join(re.escape(part) for part in re.split("<[a-z]+>", key.name))), key)
+        for key in TABLE
+    ]

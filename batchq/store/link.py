@@ -175,6 +175,7 @@ def new_client(
         # A server that cannot save its data refuses PING, and still answers what is read.
         "health_check_interval": 0,
         "decode_responses": False,
+        **_named_driver(),
         **options,
     }
     urls.check_files(tls_options_of(url))
@@ -184,6 +185,20 @@ def new_client(
         client = kind.from_url(checked_url(url), **options)
     assert isinstance(client, redis.Redis)
     return client
+
+
+def _named_driver() -> dict[str, Any]:
+    """Return the option by which `CLIENT LIST` shows that a connection is batchq's.
+
+    With it, redis-py also need not read the metadata of its own package to find its version, which
+    takes 2 ms. Versions before 7.2 do not know it.
+    """
+    try:
+        from redis.driver_info import DriverInfo
+    except ImportError:
+        return {}
+    driver = DriverInfo(lib_version=redis.__version__)
+    return {"driver_info": driver.add_upstream_driver("batchq", __version__)}
 
 
 def close_client(client: redis.Redis) -> None:

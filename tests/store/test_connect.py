@@ -15,6 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from batchq import __version__
 from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.errors import InvalidInput, StoreUnavailable
 from batchq.paths import Home, default_url
@@ -433,3 +434,13 @@ def test_a_pipeline_loads_a_script_that_the_server_does_not_know(
         script(args=["found"], client=pipeline)
         assert pipeline.execute() == [b"found"]
     client.close()
+
+
+def test_a_list_of_connections_names_batchq(raw: redis.Redis, server: Server) -> None:
+    store = open_store(server.url)
+    try:
+        store.now_ms()
+        names = {one["lib-name"] for one in raw.client_list()}
+    finally:
+        store.close()
+    assert f"redis-py(batchq_v{__version__})" in names

@@ -103,6 +103,19 @@ def test_a_list_and_a_submission_load_no_package_that_they_do_not_use(
     )
 
 
+@pytest.mark.parametrize("words", [["jobs"], ["queues"]])
+def test_a_list_loads_the_policies_but_no_action(words: list[str], server: Server) -> None:
+    loaded = modules_loaded_by("-m", "batchq.cli", "--redis-url", server.url, *words)
+    actions = re.compile(
+        r"batchq_actions(\..+)?|batchq\.scheduler\.cycle|batchq\.core\.preemption\.(?!protection).+"
+    )
+    too_much = sorted(name for name in loaded if actions.fullmatch(name))
+    assert "batchq.plugins.capacity" in loaded
+    assert not too_much, report(
+        too_much, f"`batchq {words[0]}` decides nothing; import inside the code that needs it:"
+    )
+
+
 @pytest.mark.parametrize(
     "words",
     sample(

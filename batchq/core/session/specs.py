@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Launch, PodGroup, PodGroupSpec, Task
@@ -28,8 +28,7 @@ class Sharing(NamedTuple):
     pack: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TaskShape:
+class TaskShape(Struct, frozen=True):
     """One task of a group as the scheduler sees it; pods of one shape are interchangeable.
 
     `task` stands for all tasks with the same requests; its command may belong to another group.
@@ -45,7 +44,7 @@ class TaskShape:
     shape: tuple[object, ...]
     gated: bool = False
     #: The requests written into its pods; all pods share this object.
-    stated: Amounts = field(default_factory=dict)
+    stated: Amounts = {}
     #: The priority of its pods: the template's, or else the group's.
     priority: int = 0
     #: How many ports each of its pods gets: 0 unless the group has `spec.launch`.
@@ -285,7 +284,9 @@ def sharing_of(spec: PodGroupSpec, uid: str) -> Sharing:
 
 def shape_sharing(shape: GroupShape, sharing: Sharing) -> GroupShape:
     """Return the shape of a group whose pods share nodes in this way."""
-    tasks = tuple(replace(one, sharing=sharing, shape=(*one.shape, sharing)) for one in shape.tasks)
+    tasks = tuple(
+        structs.replace(one, sharing=sharing, shape=(*one.shape, sharing)) for one in shape.tasks
+    )
     return _with_tasks(shape, tasks)
 
 
@@ -297,7 +298,7 @@ def task_within(shape: TaskShape, domain: Mapping[str, str]) -> TaskShape:
     key = _shape_of_pods(task, shape.requests, shape.ports, is_new=shape.is_new)
     if shape.sharing is not None:
         key = (*key, shape.sharing)
-    return replace(shape, task=task, shape=key)
+    return structs.replace(shape, task=task, shape=key)
 
 
 def shape_within(shape: GroupShape, domain: Mapping[str, str]) -> GroupShape:

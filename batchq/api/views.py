@@ -203,12 +203,24 @@ class FirstToGo(
     started_at: Instant | None
 
 
+class QueueUsage(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a queue has used over time: which part of what it is entitled to, weighted by age. A
+    number or "inf".
+    """
+
+    share: float | str
+    half_life_ms: int
+    #: Whether the queue that has used least is served first (`fairness.order: usage`).
+    is_order: bool
+
+
 class QueuePage(Struct, frozen=True, kw_only=True):
     """One queue in detail, with the groups in it and in the queues below it.
 
     `lenders` deserve what this queue borrows, `borrowers` hold what this queue deserves. `line` are
     the groups in line, by position; `not_in_line` the other waiting groups. `first_to_go` has the
-    groups in the order in which preemption would choose victims.
+    groups in the order in which preemption would choose victims. `usage` is None if past usage does
+    not count, or the scheduler's settings are unknown here.
     """
 
     view: QueueView
@@ -220,6 +232,7 @@ class QueuePage(Struct, frozen=True, kw_only=True):
     line: tuple[GroupView, ...]
     not_in_line: tuple[GroupView, ...]
     first_to_go: tuple[FirstToGo, ...]
+    usage: QueueUsage | None = None
 
 
 class Others(Struct, frozen=True, kw_only=True, rename="camel"):

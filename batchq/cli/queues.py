@@ -8,10 +8,17 @@ import click
 from msgspec import field
 
 from batchq.api.manifest import encode
-from batchq.api.notation import counted, data_of, describe_age, label_problem, shown
+from batchq.api.notation import (
+    counted,
+    data_of,
+    describe_age,
+    format_duration,
+    label_problem,
+    shown,
+)
 from batchq.api.objects import API_VERSION, Queue, ResourceQuota
 from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, describe_quantity
-from batchq.api.views import FirstToGo, GroupView, Loan, QueuePage, QueueView, Stop
+from batchq.api.views import FirstToGo, GroupView, Loan, QueuePage, QueueUsage, QueueView, Stop
 from batchq.cli.checks import show_checks_of_queue
 from batchq.cli.group_lists import GroupRow
 from batchq.cli.objects import apply_content, read_content, warn_of_unknown_resources
@@ -61,7 +68,7 @@ _RECLAIM = {
 
 def show_queue_page(page: QueuePage, now_ms: int) -> None:
     """Print the page."""
-    show_fields(_fields(page.view))
+    show_fields([*_fields(page.view), ("Past usage", _usage_text(page.usage))])
     show_section("Resources", _resources(page))
     show_section("Loans", _loans(page))
     show_section("In line", _waiting(page.line))
@@ -93,6 +100,14 @@ class _QueueRow(Row, frozen=True):
     stops: tuple[Stop, ...]
 
 
+def _usage_text(usage: QueueUsage | None) -> str:
+    if usage is None:
+        return ""
+    share = usage.share if isinstance(usage.share, str) else f"{usage.share:.2f}"
+    order = "; the queue that has used least is served first" if usage.is_order else ""
+    return f"{share} of its share (half-life {format_duration(usage.half_life_ms)}){order}"
+
+
 class _QueuePageRow(_QueueRow, frozen=True):
     deserved_by: dict[str, str]
     lenders: tuple[Loan, ...]
@@ -100,6 +115,7 @@ class _QueuePageRow(_QueueRow, frozen=True):
     line: tuple[GroupRow, ...]
     not_in_line: tuple[GroupRow, ...] = field(name="aside")
     first_to_go: tuple[FirstToGo, ...]
+    usage: QueueUsage | None
 
 
 def queue_row(view: QueueView) -> _QueueRow:
@@ -121,6 +137,7 @@ def page_row(page: QueuePage) -> dict[str, object]:
         line=page.line[:_MOST_NAMED],
         not_in_line=page.not_in_line[:_MOST_NAMED],
         first_to_go=page.first_to_go[:_MOST_NAMED],
+        usage=page.usage,
     )
     return data_of(row)
 

@@ -500,9 +500,11 @@ class Client:
 
     def overview(self) -> Overview:
         """Read a snapshot that answers several questions."""
+        from batchq.client.connection import scheduler_settings
         from batchq.client.overview import Overview
 
-        return Overview(self._store.snapshot(), self._store.now_ms())
+        settings = partial(scheduler_settings, self._store)
+        return Overview(self._store.snapshot(), self._store.now_ms(), settings=settings)
 
     def why(self, group: str, *, namespace: str = DEFAULT, or_defaults: bool = False) -> views.Why:
         """Explain why a group waits: every reason with current numbers and a remedy, its position,

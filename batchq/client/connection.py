@@ -23,6 +23,7 @@ from batchq.store.outage import Patience
 from batchq.store.roles import ROLES, Role, rules_of
 
 if TYPE_CHECKING:
+    from batchq.core.session.snapshot import Settings
     from batchq.store.redis import RedisStore
     from batchq.store.schedulers import SchedulerEntry
 
@@ -325,3 +326,18 @@ def published_config(url: str | None) -> Published:
         return Published(text=text, led=not has_no_leader(store))
     finally:
         store.close()
+
+
+def scheduler_settings(store: RedisStore) -> Settings | None:
+    """Return the settings that the leader has published, or the defaults if it has published none;
+    None if this version of batchq cannot read them. Raises StoreUnavailable.
+    """
+    from batchq.config.load import read_config
+    from batchq.core.session.snapshot import Settings
+    from batchq.store.schedulers import read_config_text
+
+    text = read_config_text(store)
+    try:
+        return Settings() if text is None else read_config(text, "scheduler.yaml").settings
+    except InvalidInput:
+        return None

@@ -6,7 +6,7 @@ the default plugins; the last decisions of the real scheduler are stored in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import structs
 
@@ -34,6 +34,7 @@ from batchq.api.views import (
     Others,
     PodCounts,
     QueuePage,
+    QueueUsage,
     QueueView,
     Stop,
 )
@@ -43,9 +44,13 @@ from batchq.core.kept_capacity import victims_left
 from batchq.core.pending_queue import blockers, waits_in_line
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.quota import ROOT, QueueTree
-from batchq.core.quota.fair_shares import deserved_of_queues, share_of_queue
+from batchq.core.quota.fair_shares import (
+    deserved_of_queues,
+    share_of_queue,
+    usage_of_queue,
+)
 from batchq.core.session.session import Session
-from batchq.core.session.snapshot import Snapshot
+from batchq.core.session.snapshot import Settings, Snapshot
 from batchq.core.session.state import GroupState
 from batchq.plugins.gates import GATES
 from batchq.scheduler.timers import lease_over_at, requeue_due_at
@@ -56,7 +61,8 @@ class Overview:
 
     `session` is a session that has decided nothing yet, of a scheduler with other plugins than the
     defaults. With `is_part` the snapshot has only some of the groups: positions are unknown, and
-    the reasons are those that the scheduler has stored.
+    the reasons are those that the scheduler has stored. `settings` returns those of the scheduler;
+    None if they are unknown.
     """
 
     def __init__(
@@ -66,8 +72,10 @@ class Overview:
         session: Session | None = None,
         *,
         is_part: bool = False,
+        settings: Callable[[], Settings | None] = Settings,
     ) -> None:
         self.at = now_ms
+        self._settings = settings
         self._is_part = is_part
         self._snapshot = snapshot
         self._session: Session = session or open_undecided(SchedulerConfig(), snapshot, now_ms)
@@ -123,7 +131,7 @@ class Overview:
             root = Queue(metadata=Metadata(name=ROOT))
             existing = sorted((*self._snapshot.queues, root), key=lambda queue: queue.metadata.name)
             snapshot = structs.replace(self._snapshot, queues=tuple(existing))
-            return Overview(snapshot, self.at).queue_page(name)
+            return Overview(snapshot, self.at, settings=self._settings).queue_page(name)
         views, tree = queue_views(self._session), self._session.tree
         view = next((one for one in views if one.name == name), None)
         if view is None:
@@ -145,6 +153,21 @@ class Overview:
             ),
             not_in_line=tuple(one for one in waiting if one.position is None),
             first_to_go=tuple(first_to_go(self._session, name)),
+            usage=self._usage(name),
+        )
+
+    def _usage(self, name: str) -> QueueUsage | None:
+        settings = self._settings()
+        if settings is None or settings.half_life_ms is None:
+            return None
+        session = self._session
+        if settings.half_life_ms != session.settings.half_life_ms:
+            config = structs.replace(SchedulerConfig(), settings=settings)
+            session = open_undecided(config, self._snapshot, self.at)
+        return QueueUsage(
+            share=usage_of_queue(session, name).rounded(),
+            half_life_ms=settings.half_life_ms,
+            is_order=settings.orders_by_usage,
         )
 
     def _weights(self, view: QueueView) -> dict[str, tuple[int, int]]:

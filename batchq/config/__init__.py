@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -85,9 +85,12 @@ class EvictionBudget(Value, frozen=True):
 
 
 class Fairness(Value, frozen=True):
-    """`half_life` is a duration, or `off`."""
+    """`half_life` is a duration, or `off`. `order`: whether the queue that holds least of its share
+    now is served first, or the one that has used least of it over time.
+    """
 
     half_life: str = format_duration(_TIMES.half_life_ms or 0)
+    order: Literal["current", "usage"] = "current"
 
 
 class SchedulerFile(Value, frozen=True):

@@ -320,7 +320,7 @@ def as_written(config: SchedulerConfig, expansion: Expansion | None = None) -> d
     if plain.eviction_budget is not None:
         both = frozenset(EvictionBudget.__struct_encode_fields__)
         fields["evictionBudget"] = notation.write(plain.eviction_budget, always=both)
-    fields["fairness"] = {"halfLife": plain.fairness.half_life}
+    fields["fairness"] = {"halfLife": plain.fairness.half_life, "order": plain.fairness.order}
     return {
         "actions": list(config.actions),
         **fields,
@@ -435,6 +435,10 @@ def _half_life(fairness: Fairness) -> int | None:
     """Return the half-life in milliseconds; None if it is off. Raises Malformed."""
     path, written = ("fairness", "halfLife"), fairness.half_life
     if written == _OFF:
+        if fairness.order == "usage":
+            raise Malformed(
+                ("fairness", "order"), f"usage needs a half-life, found halfLife: {_OFF}"
+            )
         return None
     try:
         half_life_ms = parse_duration(written)
@@ -468,6 +472,7 @@ def _settings(written: Mapping[str, object]) -> Settings:
         eviction_budget=None if budget is None else budget.pods,
         eviction_window_ms=Settings().eviction_window_ms if budget is None else budget.window,
         half_life_ms=_half_life(plain.fairness),
+        orders_by_usage=plain.fairness.order == "usage",
     )
 
 
@@ -483,7 +488,8 @@ def _as_file(settings: Settings) -> SchedulerFile:
         fairness=Fairness(
             half_life=(
                 _OFF if settings.half_life_ms is None else format_duration(settings.half_life_ms)
-            )
+            ),
+            order="usage" if settings.orders_by_usage else "current",
         ),
     )
 

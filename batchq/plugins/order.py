@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.notation import Malformed, label_problem, parse_duration
@@ -26,6 +27,8 @@ from batchq.core.quota.fair_shares import (
     deserved_of_queues,
     share_of,
     share_of_queue,
+    usage_interval_ms,
+    usage_of_queue,
 )
 from batchq.core.quota.ledger import given_back
 from batchq.core.session.session import Session
@@ -40,8 +43,11 @@ class Proportion:
     by level. The lowest share comes first, including what this pass has admitted; the session
     compares queues level by level from the root. Of queues with equal shares, the one with the
     lowest share of `pods` comes first if the nodes bound their number: otherwise a queue of groups
-    that request nothing could take every slot. The method is max-min fairness, as in kube-batch's
-    plugin of this name, but for each dimension separately and without rounding.
+    that request nothing could take every slot. With `fairness.order: usage`, the queue that has
+    used the smallest part of its share over time comes first, as with Slurm's fair-share factor,
+    and the share now decides between equals; through `due_at`, a session runs when usage has
+    changed. The method is max-min fairness, as in kube-batch's plugin of this name, but for each
+    dimension separately and without rounding.
 
     reclaimable agrees if the victim's queue, and each of its ancestors below the lowest one in
     common with the preemptor's queue,
@@ -67,9 +73,18 @@ class Proportion:
         " would fall below their guarantee, or give nothing back"
     )
 
-    def queue_order(self, session: Session, queue: QueueState) -> tuple[int, int]:
+    def queue_order(self, session: Session, queue: QueueState) -> tuple[int, ...]:
         name = queue.name
-        return share_of_queue(session, name).rank(), _rank_by_pods(session, name)
+        order = share_of_queue(session, name).rank(), _rank_by_pods(session, name)
+        if session.settings.orders_by_usage:
+            return (usage_of_queue(session, name).rank(), *order)
+        return order
+
+    def due_at(self, session: Session) -> Iterator[int]:
+        waiting = (queue for queue in session.queues.values() if queue.line)
+        if session.settings.orders_by_usage and len(list(islice(waiting, 2))) > 1:
+            every_ms = usage_interval_ms(session)
+            yield session.now_ms - session.now_ms % every_ms + every_ms
 
     def reclaimable(
         self, session: Session, preemptor: GroupState, victim: Victim, shortage: Shortage

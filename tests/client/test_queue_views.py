@@ -7,9 +7,11 @@ from typing import Any
 from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.notation import HOUR
 from batchq.api.objects import Pledge, Pod, PodGroup
-from batchq.api.views import QueuePage, QueueView
+from batchq.api.views import QueuePage, QueueUsage, QueueView
 from batchq.client.overview import Overview
+from batchq.core.session.snapshot import Settings
 from tests.builders import (
     a_group,
     a_node,
@@ -237,3 +239,25 @@ def test_a_preemptor_names_the_groups_whose_pods_must_stop() -> None:
     # After all have ended, there are no victims to wait for.
     [alone] = Overview(a_snapshot(CPU_16, waiting), NOW).groups()
     assert alone.awaits is None
+
+
+def test_a_page_shows_what_a_queue_has_used_of_its_share_over_time() -> None:
+    """`q` had all cpus for the last 20 half-lives, and is entitled to half of them."""
+    group, pod = a_running_group("r", cpu=16, queue="q")
+    pod = structs.replace(pod, status=structs.replace(pod.status, started_at=0))
+    snapshot = a_snapshot(
+        CPU_16,
+        *(a_queue(name, deserved=amounts(cpu=8)) for name in ("q", "b")),
+        *(group, pod),
+    )
+
+    def used(queue: str, settings: Settings | None) -> QueueUsage | None:
+        page = Overview(snapshot, 20 * HOUR, settings=lambda: settings).queue_page(queue)
+        assert page is not None
+        return page.usage
+
+    hourly = Settings(half_life_ms=HOUR, orders_by_usage=True)
+    assert used("q", hourly) == QueueUsage(share=2.0, half_life_ms=HOUR, is_order=True)
+    assert used("b", hourly) == QueueUsage(share=0.0, half_life_ms=HOUR, is_order=True)
+    assert used("q", Settings(half_life_ms=None)) is None
+    assert used("q", None) is None

@@ -28,6 +28,7 @@ from batchq.client import changes
 from batchq.client.changes import consumer_leases
 from batchq.config import SchedulerConfig
 from batchq.core.session.session import Session
+from batchq.core.session.snapshot import Settings
 from batchq.scheduler.cycle import Cycle
 from batchq.store.memory import MemoryStore
 from batchq.system import CountingIds
@@ -38,17 +39,21 @@ from tests.scheduler.conftest import DrivenClock
 #: Name, priority, cpus, duration in ms.
 _SIZES = (("small", 50, 1, 150), ("medium", 100, 5, 350), ("large", 200, 20, 700))
 _HOUR_S = 3_600
-_CONFIG = SchedulerConfig(actions=("enqueue", "reclaim", "preempt"))
+_ACTIONS = ("enqueue", "reclaim", "preempt")
+_BY_SHARE = SchedulerConfig(actions=_ACTIONS)
+_BY_USAGE = SchedulerConfig(
+    actions=_ACTIONS, settings=Settings(half_life_ms=60_000, orders_by_usage=True)
+)
 
 
 class BusyQueues:
     """Queues that lend to each other below one limit, and consumers that run their groups."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, config: SchedulerConfig) -> None:
         dice = Random(seed)
         cohorts, queues = dice.randint(2, 4), dice.randint(6, 12)
         self.store, self.clock, self.ids = MemoryStore(), DrivenClock(), CountingIds()
-        self.cycle = Cycle(self.store, assemble(_CONFIG), self.clock, self.ids)
+        self.cycle = Cycle(self.store, assemble(config), self.clock, self.ids)
         self.ms_a_session = dice.choice([20, 30, 40])
         limit = int(dice.uniform(0.4, 0.8) * cohorts * queues * 20)
         self.apply(
@@ -149,16 +154,19 @@ def _decisions(made: list[Intent] | tuple[Intent, ...]) -> list[Intent]:
     return [one for one in made if not isinstance(one, intents.SetReasons)]
 
 
+@pytest.mark.parametrize("config", [_BY_SHARE, _BY_USAGE], ids=["by share", "by usage"])
 @pytest.mark.parametrize("seed", range(usually(2, 60)))
-def test_a_scheduler_that_was_restarted_decides_the_same(seed: int) -> None:
-    busy = BusyQueues(seed)
+def test_a_scheduler_that_was_restarted_decides_the_same(
+    seed: int, config: SchedulerConfig
+) -> None:
+    busy = BusyQueues(seed, config)
     evicted = 0
     for session in range(60):
         busy.clock.at_ms += busy.ms_a_session
         busy.go_on((session + 1) * busy.ms_a_session)
         snapshot = busy.store.snapshot()
         report = busy.cycle.run_once()
-        restarted = assemble(_CONFIG).decide(snapshot, busy.clock.at_ms)
+        restarted = assemble(config).decide(snapshot, busy.clock.at_ms)
         assert _decisions(report.intents) == _decisions(restarted.intents), session
         evicted += sum(isinstance(one, intents.Pledge) for one in report.intents)
         busy.follow(report.session)

@@ -95,7 +95,10 @@ def test_a_budget_is_printed_with_its_window_and_none_as_null() -> None:
 
 
 def test_a_printed_configuration_reads_as_the_same() -> None:
-    text = "overcommit: 1.5\nplugins: [gang, {name: binpack, weight: 5}]\nschedulePeriod: 250ms\n"
+    text = (
+        "overcommit: 1.5\nfairness: {order: usage}\n"
+        "plugins: [gang, {name: binpack, weight: 5}]\nschedulePeriod: 250ms\n"
+    )
     config = read_config(text, "scheduler.yaml")
     assert read_config(text_of(as_written(config)), "printed.yaml") == config
 
@@ -133,6 +136,14 @@ WRONG = {
             " three"
             " decimals, found -1"
         ),
+    ),
+    "an order by usage that does not count": (
+        "fairness: {halfLife: off, order: usage}\n",
+        ("scheduler.yaml, line 1: fairness.order: usage needs a half-life, found halfLife: off"),
+    ),
+    "an unknown order": (
+        "fairness: {order: fair}\n",
+        "scheduler.yaml, line 1: fairness.order: expected one of current, usage, found 'fair'",
     ),
     "a namespace that may have nothing": (
         "maxPodGroupsPerNamespace: 0\n",

@@ -95,6 +95,17 @@ def test_the_last_year_of_a_run_of_a_million_years_counts() -> None:
     assert share(*ages) == share(*ran("new", 8, NOW - 365 * DAY, NOW))
 
 
+def test_a_group_that_ends_in_this_session_counts_at_once() -> None:
+    group, pod = ran("e", 4, NOW - HOUR, NOW)
+    group = structs.replace(
+        group, status=structs.replace(group.status, phase=PodGroupPhase.RUNNING, finished_at=None)
+    )
+    scheduler = assemble(SchedulerConfig())
+    session = scheduler.begin(a_snapshot(a_node(cpu=8), a_queue("q"), group, pod), NOW)
+    assert session.groups[group.metadata.uid].phase == PodGroupPhase.COMPLETED
+    assert used_share(session, SCOPE, ROOT) > 0
+
+
 def test_runs_lost_to_reclaim_or_preempt_are_not_counted() -> None:
     assert share(*ran("e", 4, NOW - HOUR, NOW, Leaving.RECLAIMED)) == 0
     assert share(*ran("e", 4, NOW - HOUR, NOW, Leaving.PREEMPTED)) == 0

@@ -66,7 +66,11 @@ def _clocks(dice: random.Random) -> Manifest:
     if dice.random() < 0.2:
         config["recoveryTimeout"] = "20s"
     if dice.random() < 0.1:
-        config["fairness"] = {"halfLife": dice.choice(("off", "60s"))}
+        config["fairness"] = dict(
+            dice.choice(
+                ({"halfLife": "off"}, {"halfLife": "60s"}, {"halfLife": "60s", "order": "usage"})
+            )
+        )
     if dice.random() < 0.2:
         config["actions"] = list(dice.choice(_ORDERS))
     return config

@@ -14,7 +14,7 @@ Resource Fairness", NSDI 2011, section 4, applied to each dimension separately.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from functools import partial, total_ordering
@@ -22,8 +22,8 @@ from itertools import pairwise
 from math import isqrt
 from typing import NamedTuple
 
-from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.notation import HOUR
+from batchq.api.lifecycle import PodGroupPhase, PodPhase
+from batchq.api.notation import HOUR, MINUTE, SECOND
 from batchq.api.reasons import Leaving, Verdict, Waiting
 from batchq.api.resources import (
     LARGEST,
@@ -210,11 +210,16 @@ def comparable(session: Session, names: Iterable[str]) -> list[str]:
 def share_of_queue(session: Session, queue: str) -> Share:
     """Return a queue's dominant share now; `pods` counts only if the queue states it."""
     held = session.ledger.sums.get(queue_scope(queue), {})
-    apart = APART
+    deserved = deserved_of_queues(session).get(queue, {})
+    return share_of(held, deserved, apart=_apart_for(session, queue))
+
+
+def _apart_for(session: Session, queue: str) -> frozenset[str]:
+    """Return the dimensions that are left out of a queue's share."""
     if session.tree.deserves_pods:
         record = session.tree.records.get(queue)
-        apart = _WITH_PODS if record is not None and PODS in record.spec.deserved else APART
-    return share_of(held, deserved_of_queues(session).get(queue, {}), apart=apart)
+        return _WITH_PODS if record is not None and PODS in record.spec.deserved else APART
+    return APART
 
 
 def note_admission(session: Session, group: GroupState) -> None:
@@ -281,6 +286,7 @@ class FairShares:
         self._unwanted: dict[tuple[str, str], int | None] = {}
         self.deserved: dict[str, Amounts] = {name: {} for name in session.queues}
         self.deserved[ROOT] = {}
+        self._entitled: dict[str, Amounts] | None = None
         #: Queues whose deserved has changed in this session since it was first computed, in the
         #: order of the changes.
         self.moved: list[str] = []
@@ -321,7 +327,7 @@ class FairShares:
                 dirty.add(parent)
         available = _of_root(self._session, self._resources)
         if self.deserved[ROOT] != available:
-            self.deserved[ROOT] = available
+            self.deserved[ROOT], self._entitled = available, None
             outdated.update((ROOT, name) for name in self._resources)
         for parent in self._parents:
             for resource in self._resources:
@@ -369,31 +375,59 @@ class FairShares:
         return {name: min(units, limits.get(name, LARGEST)) for name, units in demand.items()}
 
     def _part(self, queue: str, resource: str) -> QueuePart:
-        return QueuePart(
-            self._session.queues[queue].record.spec.weight,
-            self._session.tree.guarantee(queue).get(resource, 0),
-            self._wanted[queue].get(resource, 0),
-        )
+        return self._part_of(queue, resource, self._wanted[queue].get(resource, 0))
+
+    def _part_of(self, queue: str, resource: str, most: int) -> QueuePart:
+        weight = self._session.queues[queue].record.spec.weight
+        return QueuePart(weight, self._session.tree.guarantee(queue).get(resource, 0), most)
 
     def _fill(self, parent: str, resource: str) -> list[str]:
         """Distribute a queue's deserved amount to its children; return the changed ones."""
-        rest = self.deserved[parent].get(resource, 0)
-        parts: dict[str, QueuePart] = {}
-        new: dict[str, int] = {}
-        for child in self._children[parent]:
-            stated = self._session.queues[child].record.spec.deserved.get(resource)
-            if stated is None:
-                parts[child] = self._part(child, resource)
-            else:
-                new[child] = stated
-                rest -= stated
-        filled, unwanted = water_fill(rest, list(parts.values()))
-        self._unwanted[parent, resource] = unwanted
-        new.update(zip(parts, filled, strict=True))
+        amount = self.deserved[parent].get(resource, 0)
+        new, self._unwanted[parent, resource] = self._divide(parent, resource, amount, self._part)
         changed = [child for child, units in new.items() if self._gives(child, resource) != units]
         for child in changed:
             self._set(child, resource, new[child])
         return changed
+
+    def _divide(
+        self, parent: str, resource: str, amount: int, part: Callable[[str, str], QueuePart]
+    ) -> tuple[dict[str, int], int | None]:
+        """Return what each child gets of an amount: what it states, or its part of the rest. Return
+        also the rest that no child wants, as `water_fill` does.
+        """
+        parts: dict[str, QueuePart] = {}
+        gets: dict[str, int] = {}
+        for child in self._children[parent]:
+            stated = self._session.queues[child].record.spec.deserved.get(resource)
+            if stated is None:
+                parts[child] = part(child, resource)
+            else:
+                gets[child] = stated
+                amount -= stated
+        filled, unwanted = water_fill(amount, list(parts.values()))
+        gets.update(zip(parts, filled, strict=True))
+        return gets, unwanted
+
+    def entitled(self) -> dict[str, Amounts]:
+        """Return what each queue would deserve if all requested as much as they may. Unlike what it
+        deserves, that does not fall while a queue is idle.
+        """
+        if self._entitled is None:
+            found = {ROOT: dict(self.deserved[ROOT])}
+            for parent in self._parents:
+                found.update((child, {}) for child in self._children[parent])
+                for resource in self._resources:
+                    amount = found[parent].get(resource, 0)
+                    gets, _ = self._divide(parent, resource, amount, self._largest_part)
+                    for child, units in gets.items():
+                        found[child][resource] = units
+            self._entitled = found
+        return self._entitled
+
+    def _largest_part(self, queue: str, resource: str) -> QueuePart:
+        limits = self._session.ledger.limits.get(queue_scope(queue), {})
+        return self._part_of(queue, resource, limits.get(resource, LARGEST))
 
     def _gives(self, queue: str, resource: str) -> int | None:
         return self.deserved[queue].get(resource)
@@ -570,6 +604,8 @@ class EndedUsage:
         self._sums: dict[str, dict[int, dict[str, int]]] = {}
         #: Uid of a group -> its scopes, and its usage by hour.
         self._of: dict[str, tuple[tuple[str, ...], dict[int, Amounts]]] = {}
+        #: Scope -> the instant and the half-life (ms) of its last decayed sum, and the sum.
+        self._decayed: dict[str, tuple[tuple[int, int], dict[str, int]]] = {}
 
     def add(self, group: GroupState) -> None:
         """Add the usage of a group that has ended."""
@@ -584,6 +620,10 @@ class EndedUsage:
             self._of[group.uid] = (group.scopes, used)
             self._count_all(group.scopes, used, 1)
 
+    def has(self, uid: str) -> bool:
+        """Return whether the usage of a group is counted."""
+        return uid in self._of
+
     def drop(self, uid: str) -> None:
         """Remove the usage of a group; does nothing if it was not counted."""
         if uid in self._of:
@@ -592,33 +632,84 @@ class EndedUsage:
 
     def _count_all(self, scopes: tuple[str, ...], used: dict[int, Amounts], sign: int) -> None:
         for scope in scopes:
+            self._decayed.pop(scope, None)
             buckets = self._sums.setdefault(scope, {})
             for bucket, amounts in used.items():
                 _count(buckets.setdefault(bucket, {}), amounts, sign)
 
     def decayed(self, scope: str, now_ms: int, half_life_ms: int) -> dict[str, int]:
-        """Return the resource-milliseconds of a scope, weighted by age."""
-        found: dict[str, int] = {}
-        for bucket, amounts in self._sums.get(scope, {}).items():
-            _count(found, amounts, weight(now_ms - (bucket + 1) * BUCKET_MS, half_life_ms))
-        return found
+        """Return the resource-milliseconds of a scope, weighted by age; not to be changed."""
+        at = now_ms, half_life_ms
+        known = self._decayed.get(scope)
+        if known is None or known[0] != at:
+            found: dict[str, int] = {}
+            for bucket, amounts in self._sums.get(scope, {}).items():
+                _count(found, amounts, weight(now_ms - (bucket + 1) * BUCKET_MS, half_life_ms))
+            known = self._decayed[scope] = at, found
+        return known[1]
 
 
 def used_share(session: Session, scope: str, deserved: Amounts) -> Fraction:
     """Return the largest fraction of the root's current deserved amounts that a scope has used,
     over the given dimensions and weighted by age.
     """
-    half_life_ms = session.settings.half_life_ms
-    assert half_life_ms is not None
-    now_ms = session.now_ms
-    used = session.get(ENDED).decayed(scope, now_ms, half_life_ms)
-    for group in session.busy():
-        if scope in group.scopes and group.phase not in TERMINAL:
-            for amounts, start, end in _runs(group, now_ms):
-                _count(used, amounts, _decayed_ms(now_ms - end, now_ms - start, half_life_ms))
-    whole = _decayed_ms(0, HALF_LIVES * half_life_ms, half_life_ms)
+    used, whole = session.get(_USAGE_NOW).of(scope), _whole(session)
     parts = (Fraction(used.get(name, 0), units * whole) for name, units in deserved.items())
     return max(parts, default=Fraction(0))
+
+
+def usage_of_queue(session: Session, queue: str) -> Share:
+    """Return the largest fraction that a queue has used of what it is entitled to, over its
+    dimensions and weighted by age. It is that of the start of the current interval
+    (`usage_interval_ms`), so that it changes at known instants.
+    """
+    used, whole = session.get(_USAGE).of(queue_scope(queue)), _whole(session)
+    entitled = fair_shares(session).entitled().get(queue, {})
+    rights = {name: units * whole for name, units in entitled.items()}
+    return share_of(used, rights, apart=_apart_for(session, queue))
+
+
+def usage_interval_ms(session: Session) -> int:
+    """Return how often the order of queues follows their usage."""
+    half_life_ms = session.settings.half_life_ms or 0
+    return max(SECOND, min(MINUTE, half_life_ms // _STEPS))
+
+
+def _usage_of_interval(session: Session) -> Usage:
+    return Usage(session, session.now_ms - session.now_ms % usage_interval_ms(session))
+
+
+def _whole(session: Session) -> int:
+    """Return the milliseconds of the past, weighted by age."""
+    half_life_ms = session.settings.half_life_ms
+    assert half_life_ms is not None
+    return _decayed_ms(0, HALF_LIVES * half_life_ms, half_life_ms)
+
+
+class Usage:
+    """What groups have used until an instant (ms), those that run included."""
+
+    def __init__(self, session: Session, until_ms: int) -> None:
+        half_life_ms = session.settings.half_life_ms
+        assert half_life_ms is not None
+        self._until_ms, self._half_life_ms = until_ms, half_life_ms
+        self._ended = session.get(ENDED)
+        #: Scope -> resource-milliseconds of the other groups, weighted by age. A group that has
+        #: ended since the session began is one of them.
+        self._running: dict[str, dict[str, int]] = {}
+        for group in session.busy():
+            if self._ended.has(group.uid):
+                continue
+            for amounts, start, end in _runs(group, until_ms):
+                spent = _decayed_ms(max(0, until_ms - end), until_ms - start, half_life_ms)
+                for scope in group.scopes:
+                    _count(self._running.setdefault(scope, {}), amounts, spent)
+
+    def of(self, scope: str) -> dict[str, int]:
+        """Return the resource-milliseconds of a scope, weighted by age."""
+        used = dict(self._ended.decayed(scope, self._until_ms, self._half_life_ms))
+        _count(used, self._running.get(scope, {}), 1)
+        return used
 
 
 def _decayed_ms(youngest: int, oldest: int, half_life_ms: int) -> int:
@@ -659,3 +750,8 @@ def _count(sums: dict[str, int], amounts: Amounts, times: int) -> None:
 FAIR_SHARES: StateKey[FairShares] = StateKey("fair shares", _fair_shares_now)
 #: The usage of ended groups; the scheduler cache provides the object.
 ENDED: StateKey[EndedUsage] = StateKey("ended", lambda _: EndedUsage())
+#: The usage by which queues are ordered, and that of this instant.
+_USAGE: StateKey[Usage] = StateKey("usage", _usage_of_interval, ends_with_session=True)
+_USAGE_NOW: StateKey[Usage] = StateKey(
+    "usage now", lambda session: Usage(session, session.now_ms), ends_with_session=True
+)

@@ -192,6 +192,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_pod_groups_per_namespace: int = 10_000
     #: The age at which past usage counts half; None means that past usage is ignored.
     half_life_ms: int | None = 7 * DAY
+    #: Queues are ordered by what they have used over time, not by what they hold. Needs a
+    #: half-life.
+    orders_by_usage: bool = False
 
 
 class Instrument(Protocol):

@@ -123,6 +123,9 @@ class PluginTraits(Struct, frozen=True, kw_only=True):
     orders_by_priority: bool = False
     #: At `preemptable` and `reclaimable`: never agrees to a victim, but only refuses some.
     only_vetoes: bool = False
+    #: At `preemptable` and `reclaimable`: a refusal follows from the victim's record, and from the
+    #: preemptor's queue and priority, so that it stands while victims are chosen.
+    refusals_last: bool = False
     #: At the same points: what is true of the victims that it refuses, for `batchq why`.
     spares: str = ""
     #: The rules that hold because this plugin is on.

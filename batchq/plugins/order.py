@@ -162,7 +162,12 @@ class Priority:
     """
 
     name = "priority"
-    traits = PluginTraits(order_lasts=True, orders_by_priority=True, spares="not of lower priority")
+    traits = PluginTraits(
+        order_lasts=True,
+        orders_by_priority=True,
+        refusals_last=True,
+        spares="not of lower priority",
+    )
 
     def group_order(self, session: Session, group: GroupState) -> int:
         return -group.priority
@@ -384,7 +389,7 @@ class Conformance:
     """
 
     name = "conformance"
-    traits = PluginTraits(only_vetoes=True, spares="in a protected namespace")
+    traits = PluginTraits(only_vetoes=True, refusals_last=True, spares="in a protected namespace")
     arguments = ConformanceArguments
 
     def __init__(self, arguments: ConformanceArguments) -> None:

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Pledge, Pod, PodGroupStatus
-from batchq.api.resources import Amounts, total
+from batchq.api.resources import Amounts, of_pod, total
 from batchq.api.transaction import queue_scope
 from batchq.core.chunks import UidOrder, uid_order
 from batchq.core.eligibility import holds_off
 from batchq.core.kept_capacity import standing_pledges, victims_left
+from batchq.core.placement.placement import usable_nodes
+from batchq.core.preemption.protection import is_protected
 from batchq.core.quota.fair_shares import Share, share_of_queue
 from batchq.core.session.session import Session, StateKey
-from batchq.core.session.state import GroupState, Victim
+from batchq.core.session.session_nodes import Gang
+from batchq.core.session.specs import TaskShape
+from batchq.core.session.state import GroupState, Shortage, Victim
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,13 +442,13 @@ class Pool:
             (key, Victim(group, (pod,), whole=False))
             for group in self._groups(queue)
             if group.is_elastic
-            for key, pod in _in_turn(group, self._stoppable(group))
+            for key, pod in _in_turn(group, stoppable(self._session, group))
             if self._terms.may_take_pod(pod)
         ]
 
     def _whole_groups_of(self, queue: str) -> list[Entry]:
         return [
-            (victim_key(group), Victim(group, tuple(self._stoppable(group)), whole=True))
+            (victim_key(group), Victim(group, tuple(stoppable(self._session, group)), whole=True))
             for group in self._groups(queue)
             if self._terms.may_take_group(group)
             and not self._is_pledged(group)
@@ -467,16 +471,6 @@ class Pool:
             # Groups admitted by this session are undone, not evicted; a group that has just
             # received what was pledged to it is left alone for this session.
             and not (group.uid in former and _has_just_begun(group, former[group.uid][0]))
-        ]
-
-    def _stoppable(self, group: GroupState) -> list[Pod]:
-        """Return the pods that hold a node, are not being stopped and are not pledged."""
-        return [
-            pod
-            for pod in group.live_pods.values()
-            if pod.status.phase in ON_NODE
-            and not pod.status.terminating
-            and pod.metadata.uid not in self._session.victims.pledged
         ]
 
     def _has_just_started(self, victim: Victim) -> bool:
@@ -562,6 +556,163 @@ class Pool:
         return Turn(key[0], tuple([-share.rank() for share in path]), key, queue)
 
 
+def stoppable(session: Session, group: GroupState) -> list[Pod]:
+    """Return the pods that hold a node, are not being stopped and are not pledged."""
+    return [
+        pod
+        for pod in group.live_pods.values()
+        if pod.status.phase in ON_NODE
+        and not pod.status.terminating
+        and pod.metadata.uid not in session.victims.pledged
+    ]
+
+
+class Needs(NamedTuple):
+    """What a request needs at least: places for all pods of a gang, and amounts within the limits
+    of all scopes of its group.
+    """
+
+    gang: Gang
+    amounts: Amounts
+
+
+class Staying(NamedTuple):
+    """What stays on each node and in each scope, whichever victims are taken."""
+
+    on_nodes: Mapping[str, Amounts]
+    in_scopes: Mapping[str, Amounts]
+
+
+class AtBest:
+    """What a preemptor could have at best: if everything left that any search might take, and all
+    capacity kept for others became free. A request for more finds no victims, which taking all of
+    them on trial, one by one, would only confirm.
+
+    The answers are valid until the session changes. They take a look at each group that holds
+    anything, which is worth it before the first search, and later once for each `_LOOKS_A_TRY`
+    looks that failed searches have taken instead.
+    """
+
+    def __init__(self) -> None:
+        #: The number of victims that failed searches have taken on trial.
+        self.tried_in_vain = 0
+        self._looks = 0
+        self._seen = (-1, -1, -1)
+        #: By the queues of the victims, and the preemptor's queue and priority.
+        self._staying: dict[tuple[Any, ...], Staying] = {}
+        #: By the same and a shape: its places on all nodes.
+        self._places: dict[tuple[Any, ...], int] = {}
+
+    def may_suffice(
+        self, session: Session, preemptor: GroupState, queues: Sequence[str], needs: Needs
+    ) -> bool:
+        """Return False if victims in these queues cannot suffice for what a preemptor needs."""
+        seen = (
+            len(session.ledger.changed_groups),
+            len(session.effects.joined),
+            len(session.intents),
+        )
+        if seen != self._seen:
+            self._seen, self._staying, self._places = seen, {}, {}
+        key = (tuple(queues), preemptor.queue, preemptor.priority)
+        if key not in self._staying:
+            if self._looks > self.tried_in_vain * _LOOKS_A_TRY:
+                return True
+            self._staying[key] = self._what_stays(session, preemptor, frozenset(queues))
+        return self._is_within_limits(session, preemptor, key, needs.amounts) and all(
+            self._places_for(session, key, shape) >= count for shape, count in needs.gang
+        )
+
+    def _is_within_limits(
+        self, session: Session, preemptor: GroupState, key: tuple[Any, ...], asked: Amounts
+    ) -> bool:
+        in_scopes = self._staying[key].in_scopes
+        return all(
+            in_scopes.get(scope, {}).get(name, 0) + need <= limit
+            for scope, name, need, limit in session.ledger.limited(preemptor.scopes, asked)
+        )
+
+    def _places_for(self, session: Session, key: tuple[Any, ...], shape: TaskShape) -> int:
+        found = self._places.get((key, shape.shape))
+        if found is None:
+            staying = self._staying[key].on_nodes
+            found = self._places[key, shape.shape] = sum(
+                _places_beside(node.total, staying.get(node.name, {}), shape.requests)
+                for node in usable_nodes(session, shape)
+            )
+        return found
+
+    def _what_stays(
+        self, session: Session, preemptor: GroupState, queues: frozenset[str]
+    ) -> Staying:
+        pledged, ledger = session.victims.pledged, session.ledger
+        on_nodes: dict[str, dict[str, int]] = {}
+        in_scopes: dict[tuple[str, ...], dict[str, int]] = {}
+        for groups in ledger.holding.values():
+            self._looks += len(groups)
+            for group in groups.values():
+                # What the session itself has begun can be undone; and a preemptor may take over the
+                # victims of others.
+                if group.uid in session.effects.before or (
+                    (group.queue in queues or group.uid in pledged)
+                    and group is not preemptor
+                    and not _is_always_refused(session, preemptor, group)
+                ):
+                    continue
+                counts = group is not preemptor and not group.status.pledge.stands
+                for uid, pod in group.live_pods.items():
+                    if pod.status.phase not in ON_NODE:
+                        continue
+                    if pod.status.terminating or uid in pledged:
+                        counts = False
+                        continue
+                    node = on_nodes.setdefault(pod.status.node, {})
+                    _add(node, of_pod(pod.spec.requests))
+                if counts:
+                    _add(in_scopes.setdefault(group.scopes, {}), ledger.charged(group))
+        by_scope: dict[str, dict[str, int]] = {}
+        for scopes, amounts in in_scopes.items():
+            for scope in scopes:
+                _add(by_scope.setdefault(scope, {}), amounts)
+        return Staying(on_nodes, by_scope)
+
+
+def _add(sums: dict[str, int], amounts: Amounts) -> None:
+    for name, units in amounts.items():
+        sums[name] = sums.get(name, 0) + units
+
+
+def _places_beside(whole: Amounts, staying: Amounts, requests: Amounts) -> int:
+    """Return how many pods with these requests a node takes beside what stays on it."""
+    places = (
+        (whole.get(name, 0) - staying.get(name, 0)) // units
+        for name, units in requests.items()
+        if units
+    )
+    return max(0, min(places, default=0))
+
+
+def _is_always_refused(session: Session, preemptor: GroupState, group: GroupState) -> bool:
+    """Return whether a group, and each of its pods, is refused whatever other victims leave."""
+    point = "preemptable" if group.queue == preemptor.queue else "reclaimable"
+    lasting = [entry for entry in session.plugins.points[point] if entry.traits.refusals_last]
+
+    def is_refused(victim: Victim) -> bool:
+        return is_protected(session, victim, point) or any(
+            entry.function(session, preemptor, victim, _NO_SHORTAGE) is False for entry in lasting
+        )
+
+    pods = stoppable(session, group)
+    return is_refused(Victim(group, tuple(pods), whole=True)) and not (
+        group.is_elastic and any(not is_refused(Victim(group, (pod,), whole=False)) for pod in pods)
+    )
+
+
+#: A look at a group takes no longer than this part of a victim's trial.
+_LOOKS_A_TRY = 32
+_NO_SHORTAGE = Shortage()
+
+
 def is_there(victim: Victim) -> bool:
     """Return whether there is still something to take from a victim."""
     group = victim.group
@@ -589,5 +740,7 @@ def share_path(
 AT_ACTION_START = StateKey("at action start", lambda _: AtActionStart())
 #: The groups with pods that are being stopped, in a session.
 STOPPING = StateKey("stopping", lambda _: Stopping())
+#: What preemptors could have at best, in a session.
+AT_BEST = StateKey("at best", lambda _: AtBest(), ends_with_session=True)
 #: The groups that a session has decided about together with others.
 DECIDED = StateKey("decided", lambda _: Decided())

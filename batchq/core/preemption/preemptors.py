@@ -34,7 +34,7 @@ from batchq.core.placement.elastic import (
 )
 from batchq.core.placement.placement import bind_until_ready, gang_of, slots_for, waits_for_its_own
 from batchq.core.placement.topology import choose_domain, domains_for, may_choose
-from batchq.core.preemption.candidates import FIRST_SEARCH, SearchTerms, pledged_below
+from batchq.core.preemption.candidates import FIRST_SEARCH, Needs, SearchTerms, pledged_below
 from batchq.core.preemption.protection import EVICTION_BUDGET, may_evict, vote
 from batchq.core.preemption.search import (
     Decision,
@@ -53,7 +53,7 @@ from batchq.core.quota.fair_shares import (
     is_asked_for,
 )
 from batchq.core.quota.head_reservation import keeping_off, reserved_against_gang
-from batchq.core.quota.limit_checks import over_any_limit
+from batchq.core.quota.limit_checks import claim_of, over_any_limit
 from batchq.core.quota.selector import BORROWERS, Borrowers, borrowers_of
 from batchq.core.session.session import Key, Session
 from batchq.core.session.session_nodes import Gang
@@ -229,6 +229,15 @@ class GangRequest:
             return Fit(fits=False, lacking=frozenset(lacking))
         return self._fit_on_nodes(session)
 
+    def needs(self, session: Session) -> Needs:
+        """Return its gang and its claim; no gang if it needs no nodes, or others of its pods may
+        serve instead.
+        """
+        group = self.preemptor
+        may_vary = group.given_shape.has_choice and any(group.placed.values())
+        gang = () if group.is_external or may_vary else gang_of(session, group)
+        return Needs(gang, claim_of(group))
+
     def needs_no_victims(self, session: Session) -> bool:
         """Return whether it has a reservation and finds nodes; limits are not checked."""
         return _has_its_own(self.preemptor) and self._fit_on_nodes(session).fits
@@ -324,6 +333,9 @@ class ExtraRequest:
     def may_take_over(self, session: Session, left: Takeover) -> bool:
         """Return False: single pods do not take over the pledges of others."""
         return False
+
+    def needs(self, session: Session) -> None:
+        """Return None: fewer pods than it asks for may do."""
 
     def needs_no_victims(self, session: Session) -> bool:
         """Return False: pods that fit without victims are bound by allocate."""

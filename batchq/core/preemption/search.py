@@ -36,7 +36,9 @@ from batchq.core.kept_capacity import (
 )
 from batchq.core.placement.placement import slots_for, usable_nodes
 from batchq.core.preemption.candidates import (
+    AT_BEST,
     FIRST_SEARCH,
+    Needs,
     Pool,
     SearchTerms,
     ending,
@@ -110,6 +112,9 @@ class PreemptionRequest(Protocol):
     def fit(self, session: Session) -> Fit:
         """Try the request on the current session; leaves no trace."""
 
+    def needs(self, session: Session) -> Needs | None:
+        """Return what the request needs at least; None if that is not known."""
+
     def needs_no_victims(self, session: Session) -> bool:
         """Return whether the request is met already and only needs placement."""
 
@@ -157,6 +162,11 @@ def find_victims(
     if request.needs_no_victims(session):
         return Decision(by_node={}, plan={}, undone=[], ending=[], victims=[])
     stages = [queues, completing or []]
+    at_best, tried = session.get(AT_BEST), session.get(VICTIMS_TRIED)
+    before, everywhere = tried.victims, [name for stage in stages for name in stage]
+    needs = request.needs(session)
+    if needs is not None and not at_best.may_suffice(session, request.preemptor, everywhere, needs):
+        return None
     with Statement(session) as trial:
         search = _SearchTrial(session, trial, request, terms)
         decision = search.run(stages)
@@ -164,6 +174,8 @@ def find_victims(
         # In their usual order, victims may leave a little free on each of many nodes.
         with Statement(session) as trial:
             decision = _SearchTrial(session, trial, request, terms).run(stages, search.unplaced)
+    if decision is None:
+        at_best.tried_in_vain += tried.victims - before
     takes = decision is not None and (decision.victims or decision.outranked)
     # A preemptor that has just lost its pledge does not wait for the victims of others: it would
     # lose its reservation, too, and evict again as soon as others had taken what these leave.

@@ -1,0 +1,179 @@
+"""A search for victims is left out if all possible victims together would not suffice. Then no
+victim is tried, whatever the number of preemptors; and no search is left out that would succeed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from batchq.assembly import assemble
+from batchq.config import SchedulerConfig
+from batchq.config.load import read_config
+from batchq.core.extension import Plugin, PluginTraits, everywhere
+from batchq.core.preemption import order, preemptors
+from batchq.core.preemption.candidates import FIRST_SEARCH, AtBest, SearchTerms
+from batchq.core.preemption.search import VICTIMS_TRIED, Decision, PreemptionRequest, find_victims
+from batchq.core.session.session import Session
+from batchq.core.session.state import GroupState, Victim
+from batchq.lab.simulation import WorldRun
+from batchq.lab.simulation.world import read_world
+from batchq_actions import reclaim
+from tests.builders import a_group, a_node, a_priority, a_queue, a_running_group, a_snapshot
+from tests.effort import usually
+from tests.worlds.making import described
+from tests.worlds.play import MOST_SESSIONS
+
+NODES = 6
+IMPORTANT = {"queue": "q", "priority_class_name": "high"}
+
+
+def a_cluster(*, peers_a_node: int, spare_nodes: int = 0, **queue: object) -> list[object]:
+    """Return nodes of 8 cpus, each full of groups of one cpu, of which some are as important as the
+    gangs to come.
+    """
+    names = [f"n{place}" for place in range(NODES)]
+    running = [
+        a_running_group(
+            f"{name}-{cpu}",
+            node=name,
+            queue="q",
+            **({"priority_class_name": "high"} if cpu < peers_a_node else {}),
+        )
+        for name in names
+        for cpu in range(8)
+    ]
+    spare = [f"s{place}" for place in range(spare_nodes)]
+    return [
+        a_priority("high", 100),
+        a_queue("q", **queue),
+        *(a_node(name, cpu=8) for name in (*names, *spare)),
+        *(one for group in running for one in group),
+    ]
+
+
+def gangs(*sizes: int, cpu: int = 8) -> list[object]:
+    return [
+        a_group(f"gang-{place}", size, cpu=cpu, min_member=size, created=place, **IMPORTANT)
+        for place, size in enumerate(sizes)
+    ]
+
+
+ACTIONS = "actions: [enqueue, allocate, preempt]"
+
+
+def decided(
+    *objects: object, plugin: Plugin | None = None, config: SchedulerConfig | None = None
+) -> tuple[int, list[str]]:
+    """Return how many victims the searches of a session tried, and who has victims after it."""
+    scheduler = assemble(config or read_config(ACTIONS, "scheduler.yaml"))
+    if plugin is not None:
+        beside = everywhere([(plugin, 1)])
+        places = {point: (*beside[point], *scheduler.plugins[point]) for point in beside}
+        scheduler = replace(scheduler, plugins=places)
+    session = scheduler.begin(a_snapshot(*objects), 1_000_000)
+    tried = session.get(VICTIMS_TRIED)
+    scheduler.conclude(session)
+    served = [group.key for group in session.groups.values() if group.status.pledge.stands]
+    return tried.victims, sorted(served)
+
+
+def test_gangs_for_whole_nodes_try_no_victims_if_each_node_has_a_group_as_important() -> None:
+    tried, served = decided(*a_cluster(peers_a_node=1), *gangs(1, 2, 3, 4, 5))
+    assert (tried, served) == (0, [])
+
+
+def test_one_place_too_few_is_left_out() -> None:
+    """Each node keeps three peers, and has two places for pods of two cpus beside them."""
+    tried, served = decided(*a_cluster(peers_a_node=3), *gangs(13, 14, cpu=2))
+    assert (tried, served) == (0, [])
+
+
+def test_a_gang_that_needs_all_places_is_served() -> None:
+    tried, served = decided(*a_cluster(peers_a_node=3), *gangs(12, cpu=2))
+    assert tried >= 24
+    assert served == ["default/gang-0"]
+
+
+def test_beside_hopeless_gangs_one_that_can_be_served_is_served() -> None:
+    _, served = decided(*a_cluster(peers_a_node=3), *gangs(13, 14, 12, cpu=2))
+    assert served == ["default/gang-2"]
+
+
+def test_gangs_beyond_their_queues_limit_try_no_victims() -> None:
+    """Of 48 cpus, 36 may leave; the queue may hold 48, though there are nodes for more."""
+    world = a_cluster(peers_a_node=2, spare_nodes=20, capability={"cpu": 48})
+    tried, served = decided(*world, *gangs(37, 38, cpu=1))
+    assert (tried, served) == (0, [])
+    _, served = decided(*world, *gangs(36, cpu=1))
+    assert served == ["default/gang-0"]
+
+
+def test_gangs_beside_groups_that_may_run_for_a_while_try_no_victims() -> None:
+    """All have run for 1,000 s, which `minRuntime` grants them."""
+    for protected, expected in (("1000001ms", []), ("1000s", ["default/gang-0"])):
+        config = read_config(f"{ACTIONS}\nminRuntime: {protected}", "scheduler.yaml")
+        tried, served = decided(*a_cluster(peers_a_node=0), *gangs(1), config=config)
+        assert served == expected
+        assert bool(tried) == bool(expected)
+
+
+class Refuses:
+    """A plugin that refuses all victims; with `lasts` it says that it always will."""
+
+    name = "refuses"
+
+    def __init__(self, *, lasts: bool) -> None:
+        self.traits = PluginTraits(refusals_last=lasts)
+        self.asked = 0
+
+    def preemptable(self, session: Session, preemptor: GroupState, victim: Victim) -> bool:
+        self.asked += 1
+        return False
+
+
+def test_a_plugin_whose_refusals_last_is_asked_once_about_each_group() -> None:
+    """Otherwise each preemptor asks again."""
+    asked = {}
+    for lasts in (True, False):
+        plugin = Refuses(lasts=lasts)
+        tried, served = decided(*a_cluster(peers_a_node=0), *gangs(1, 2, 3, 4, 5), plugin=plugin)
+        assert (tried, served) == (0, [])
+        asked[lasts] = plugin.asked
+    assert asked[True] == 8 * NODES
+    assert asked[False] == 5 * 8 * NODES
+
+
+@pytest.mark.parametrize("seed", range(usually(6, 60)))
+def test_no_search_is_left_out_that_would_find_victims(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_suffice = AtBest.may_suffice
+
+    def compared(
+        session: Session,
+        request: PreemptionRequest,
+        queues: list[str],
+        completing: list[str] | None = None,
+        *,
+        terms: SearchTerms = FIRST_SEARCH,
+    ) -> Decision | None:
+        needs = request.needs(session)
+        is_left_out = (
+            needs is not None
+            and not request.needs_no_victims(session)
+            and not may_suffice(
+                AtBest(), session, request.preemptor, [*queues, *(completing or [])], needs
+            )
+        )
+        found = find_victims(session, request, queues, completing, terms=terms)
+        assert found is None or not is_left_out, request.preemptor.key
+        return found
+
+    monkeypatch.setattr(AtBest, "may_suffice", lambda *_: True)
+    for module in (order, preemptors, reclaim):
+        monkeypatch.setattr(module, "find_victims", compared)
+    world = described(seed)
+    scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
+    WorldRun(read_world(world.text, "a world"), scheduler).run(MOST_SESSIONS, bounded=True)

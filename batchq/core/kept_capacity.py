@@ -15,7 +15,7 @@ group waits for its admission checks. If one of the nodes is lost, new places ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -420,8 +420,8 @@ class PledgedCapacity:
         self._parts: dict[str, _Part] = {}
         self._sums: dict[str, dict[str, int]] = {}
         self._leaving: dict[str, Amounts] = {}
-        #: Preemptors whose victims leave more than was pledged to them.
-        self._spare: dict[str, GroupState] = {}
+        #: By the uid of a preemptor: what its victims leave beyond what was pledged to it, if any.
+        self._spare: dict[str, Amounts] = {}
         #: Those of them for which a trial end of the victims changes anything.
         self._moving: dict[str, GroupState] = {}
         self._seen = 0
@@ -449,10 +449,14 @@ class PledgedCapacity:
         self._follow(session)
         return self._leaving
 
-    def is_more_than_needed(self, session: Session) -> bool:
-        """Return whether the victims of any preemptor leave more than was pledged to it."""
+    def is_more_than_needed(self, session: Session, names: Collection[str] = ()) -> bool:
+        """Return whether the victims of any preemptor leave more than was pledged to it, in one of
+        these dimensions if any are named.
+        """
         self._follow(session)
-        return bool(self._spare)
+        if not names:
+            return bool(self._spare)
+        return any(name in spare for spare in self._spare.values() for name in names)
 
     def with_more_than_they_need(self, session: Session) -> list[GroupState]:
         """Return the preemptors whose victims leave more than was pledged, by when their victims
@@ -511,8 +515,8 @@ class PledgedCapacity:
         victims = victims_left(session, pledge)
         falls = [(left.group.scopes, left.charged()) for left in victims]
         left = total(amounts for _, amounts in falls)
-        if minus(left, counted(pledge.extra or promised_to(preemptor))):
-            self._spare[preemptor.uid] = preemptor
+        if spare := minus(left, counted(pledge.extra or promised_to(preemptor))):
+            self._spare[preemptor.uid] = spare
             if pledge.room or any(left.pods or left.whole for left in victims):
                 self._moving[preemptor.uid] = preemptor
         return _Part(falls, session.ledger.owed(preemptor))

@@ -589,8 +589,8 @@ class AtBest:
     them on trial, one by one, would only confirm.
 
     The answers are valid until the session changes. They take a look at each group that holds
-    anything, which is worth it before the first search, and later once for each `_LOOKS_A_TRY`
-    looks that failed searches have taken instead.
+    anything: `_FREE_LOOKS` in a session, and then `_LOOKS_A_TRY` for each victim that a failed
+    search has tried, so that they cost no more than the searches that they save.
     """
 
     def __init__(self) -> None:
@@ -598,7 +598,8 @@ class AtBest:
         self.tried_in_vain = 0
         self._looks = 0
         self._seen = (-1, -1, -1)
-        #: By the queues of the victims, and the preemptor's queue and priority.
+        #: By the queues of the victims, the preemptor's queue and priority, and whether it may take
+        #: over the victims of others.
         self._staying: dict[tuple[Any, ...], Staying] = {}
         #: By the same and a shape: its places on all nodes.
         self._places: dict[tuple[Any, ...], int] = {}
@@ -614,11 +615,14 @@ class AtBest:
         )
         if seen != self._seen:
             self._seen, self._staying, self._places = seen, {}, {}
-        key = (tuple(queues), preemptor.queue, preemptor.priority)
+        takes_over = bool(outranked_by(session, preemptor))
+        key = (tuple(queues), preemptor.queue, preemptor.priority, takes_over)
         if key not in self._staying:
-            if self._looks > self.tried_in_vain * _LOOKS_A_TRY:
+            if self._looks > _FREE_LOOKS + self.tried_in_vain * _LOOKS_A_TRY:
                 return True
-            self._staying[key] = self._what_stays(session, preemptor, frozenset(queues))
+            self._staying[key] = self._what_stays(
+                session, preemptor, frozenset(queues), takes_over=takes_over
+            )
         return self._is_within_limits(session, preemptor, key, needs.amounts) and all(
             self._places_for(session, key, shape) >= count for shape, count in needs.gang
         )
@@ -643,18 +647,18 @@ class AtBest:
         return found
 
     def _what_stays(
-        self, session: Session, preemptor: GroupState, queues: frozenset[str]
+        self, session: Session, preemptor: GroupState, queues: frozenset[str], *, takes_over: bool
     ) -> Staying:
+        """Return what stays; with `takes_over`, victims of others may leave for this preemptor."""
         pledged, ledger = session.victims.pledged, session.ledger
         on_nodes: dict[str, dict[str, int]] = {}
         in_scopes: dict[tuple[str, ...], dict[str, int]] = {}
         for groups in ledger.holding.values():
             self._looks += len(groups)
             for group in groups.values():
-                # What the session itself has begun can be undone; and a preemptor may take over the
-                # victims of others.
+                # What the session itself has begun can be undone.
                 if group.uid in session.effects.before or (
-                    (group.queue in queues or group.uid in pledged)
+                    (group.queue in queues or (takes_over and group.uid in pledged))
                     and group is not preemptor
                     and not _is_always_refused(session, preemptor, group)
                 ):
@@ -663,7 +667,7 @@ class AtBest:
                 for uid, pod in group.live_pods.items():
                     if pod.status.phase not in ON_NODE:
                         continue
-                    if pod.status.terminating or uid in pledged:
+                    if takes_over if uid in pledged else pod.status.terminating:
                         counts = False
                         continue
                     node = on_nodes.setdefault(pod.status.node, {})
@@ -708,8 +712,9 @@ def _is_always_refused(session: Session, preemptor: GroupState, group: GroupStat
     )
 
 
-#: A look at a group takes no longer than this part of a victim's trial.
-_LOOKS_A_TRY = 32
+#: The trial of a victim takes about as long as this many looks at groups, which take 1 µs each.
+_LOOKS_A_TRY = 128
+_FREE_LOOKS = 20_000
 _NO_SHORTAGE = Shortage()
 
 

@@ -95,7 +95,7 @@ class _WithoutVictims(GangRequest):
         """Return False: this request takes over no pledges."""
         return False
 
-    def ends_well(self, session: Session, victims: list[Victim]) -> bool:
+    def ends_well(self, session: Session, victims: Iterable[Victim]) -> bool:
         """Return True: its own queue gives everything, and may hold any amount afterwards."""
         return True
 

@@ -628,7 +628,7 @@ class WithinQueue(GangRequest):
         """See `_may_take_over`."""
         return _may_take_over(session, self, left)
 
-    def ends_well(self, session: Session, victims: list[Victim]) -> bool:
+    def ends_well(self, session: Session, victims: Iterable[Victim]) -> bool:
         """Return True: no other queue has given anything, so the end of its own queue does not
         matter.
         """
@@ -653,7 +653,7 @@ class FromOthers:
             return False
         return vote(session, POINTS[RECLAIM], self.preemptor, victim, shortage)
 
-    def ends_well(self, session: Session, victims: list[Victim]) -> bool:
+    def ends_well(self, session: Session, victims: Iterable[Victim]) -> bool:
         """Return True: this is checked with each victim, and other queues do not change the
         result.
         """
@@ -695,7 +695,7 @@ class FromBoth(GangRequest):
         """Return whether the victims may be taken; `ends_well` checks the queues at last."""
         return _may_take_stopping(session, self, left)
 
-    def ends_well(self, session: Session, victims: list[Victim]) -> bool:
+    def ends_well(self, session: Session, victims: Iterable[Victim]) -> bool:
         """Return whether its queue, and those above it below the common ancestor with each victim's
         queue, end within what they deserve.
         """

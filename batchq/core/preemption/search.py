@@ -124,7 +124,7 @@ class PreemptionRequest(Protocol):
     def may_take_over(self, session: Session, left: Takeover) -> bool:
         """Return whether the request may use the victims of another, whose pledge is suspended."""
 
-    def ends_well(self, session: Session, victims: list[Victim]) -> bool:
+    def ends_well(self, session: Session, victims: Iterable[Victim]) -> bool:
         """Return whether the action allows the resulting state, once the request fits."""
 
     def lacks_own_victims(self, session: Session) -> bool:
@@ -189,19 +189,25 @@ def fits_when_victims_end(session: Session, request: PreemptionRequest) -> bool:
     Otherwise several small preemptors would each take a large victim, although one is enough for
     all. If the request fits before these victims are stopped, they are spared.
     """
-    if not session.get(PLEDGED_CAPACITY).is_more_than_needed(session):
+    pledged, tried = session.get(PLEDGED_CAPACITY), session.get(VICTIMS_TRIED)
+    if not pledged.is_more_than_needed(session):
         return False
-    preemptors = session.get(PLEDGED_CAPACITY).with_more_than_they_need(session)
+    lacking = request.fit(session).lacking
+    stopping = ending(session)
+    if lacking and not stopping and not pledged.is_more_than_needed(session, lacking):
+        return False
+    preemptors = pledged.with_more_than_they_need(session)
     with Statement(session) as trial:
         for preemptor in preemptors:
             pledge = preemptor.status.pledge
             for group, pods, leaves in victims_left(session, pledge):
+                tried.victims += 1
                 if leaves:
                     send_off(trial, Victim(group, pods, whole=True))
                 for pod in pods:
                     if pod.metadata.uid in group.pods:
                         _drop(trial, Victim(group, (pod,), whole=False))
-        for group, pod in ending(session):
+        for group, pod in stopping:
             _drop(trial, Victim(group, (pod,), whole=False))
         for preemptor in preemptors:
             update_hold(trial, preemptor)
@@ -240,6 +246,8 @@ class _SearchTrial:
         self._taken: list[Taken] = []
         self._tried = session.get(VICTIMS_TRIED)
         self._fit = Fit(fits=False)
+        #: Guarantees, and the rule for victims of both actions, may allow more with fewer victims.
+        self._may_give_back_at_once = not session.ledger.unused
         self._leaving = session.get(PLEDGED_CAPACITY).leaving(session)
         self._shortage = self._fit.shortage(self._leaving)
 
@@ -255,6 +263,7 @@ class _SearchTrial:
         if not self._is_enough():
             if self._has_enough_of_its_queue():
                 return None
+            self._may_give_back_at_once &= not stages[1]
             queues = [name for stage in stages for name in stage]
             enough = self._take_what_is_free_anyway(queues)
             if enough is None:
@@ -289,8 +298,8 @@ class _SearchTrial:
         }
         return keeps_guarantees_later(self._session, group, rises, self._leaving)
 
-    def _victims(self) -> list[Victim]:
-        return [taken.victim for taken in self._taken if taken.kind in ("undo", "pod", "group")]
+    def _victims(self) -> Iterator[Victim]:
+        return (taken.victim for taken in self._taken if taken.kind in ("undo", "pod", "group"))
 
     def _take_what_is_free_anyway(self, queues: list[str]) -> bool | None:
         """Count on what costs no work: what this session may undo, pods that stop anyway, and the
@@ -490,21 +499,74 @@ class _SearchTrial:
         """
         if not self._taken:
             return
+        taken, fit = list(self._taken), self._fit
+        with Statement(self._session) as attempt:
+            if self._give_back_elsewhere(attempt) and self._give_back(attempt, only_places=True):
+                attempt.keep_in(self._statement)
+                return
+        self._taken, self._fit = taken, fit
+        self._give_back(self._statement)
+
+    def _give_back(self, statement: Statement, *, only_places: bool = False) -> bool:
+        """Give back what is not needed, one after the other. With `only_places`, return False if
+        anything is needed for another reason than a place.
+        """
         fit, last = self._fit, self._taken[-1]
-        for taken in reversed(self._taken[:]):
+        for place in reversed(range(len(self._taken))):
+            taken = self._taken[place]
             is_needed = taken is last and taken.kind not in ("ending", "pledge")
             if is_needed or self._is_part_of_a_group(taken) or self._is_counted_on(taken):
                 continue
-            spare = self._taken
-            self._taken = [other for other in spare if other is not taken]
+            del self._taken[place]
             with Statement(self._session) as attempt:
                 _restore(attempt, taken)
                 if self._is_enough():
                     fit = self._fit
-                    attempt.keep_in(self._statement)
-                else:
-                    self._taken = spare
+                    attempt.keep_in(statement)
+                    continue
+                if only_places and min(self._spare_places()) >= 0:
+                    return False
+                self._taken.insert(place, taken)
         self._fit = fit
+        return True
+
+    def _give_back_elsewhere(self, statement: Statement) -> bool:
+        """Give back all groups at once that are on other nodes than the request takes; return
+        whether it still fits, and one by one, the same would be given back.
+
+        A search by rank clears many nodes a little before it clears one. There must be no more
+        places than the request needs, so that no other node could take the part of these.
+        """
+        if not self._may_give_back_at_once:
+            return False
+        spare = self._spare_places()
+        if not spare or any(spare):
+            return False
+        nodes, last = set(self._fit.plan.values()), self._taken[-1]
+        in_parts = {one.victim.group.uid for one in self._taken if one.kind == "pod"}
+        elsewhere = {
+            id(taken): taken
+            for taken in self._taken
+            if taken is not last
+            and taken.kind == "group"
+            and taken.victim.group.uid not in in_parts
+            and not taken.former[0].pledge.stands
+            and not any(pod.status.node in nodes for pod in taken.victim.pods)
+        }
+        if not elsewhere:
+            return False
+        for taken in reversed(elsewhere.values()):
+            _restore(statement, taken)
+        self._taken = [taken for taken in self._taken if id(taken) not in elsewhere]
+        return self._is_enough()
+
+    def _spare_places(self) -> list[int]:
+        """Return for each shape of the gang how many places there are beyond those that it needs,
+        counted up to 1.
+        """
+        needs = self._request.needs(self._session)
+        gang = () if needs is None else needs.gang
+        return [slots_for(self._session, shape, count + 1) - count for shape, count in gang]
 
     def _is_part_of_a_group(self, taken: Taken) -> bool:
         """Return whether a pod belongs to a group that leaves completely, and cannot stay."""

@@ -544,20 +544,22 @@ class _SearchTrial:
             return False
         nodes, last = set(self._fit.plan.values()), self._taken[-1]
         in_parts = {one.victim.group.uid for one in self._taken if one.kind == "pod"}
-        elsewhere = {
-            id(taken): taken
-            for taken in self._taken
-            if taken is not last
-            and taken.kind == "group"
-            and taken.victim.group.uid not in in_parts
-            and not taken.former[0].pledge.stands
-            and not any(pod.status.node in nodes for pod in taken.victim.pods)
-        }
+        elsewhere: list[Taken] = []
+        kept: list[Taken] = []
+        for taken in self._taken:
+            is_elsewhere = (
+                taken is not last
+                and taken.kind == "group"
+                and taken.victim.group.uid not in in_parts
+                and not taken.former[0].pledge.stands
+                and not any(pod.status.node in nodes for pod in taken.victim.pods)
+            )
+            (elsewhere if is_elsewhere else kept).append(taken)
         if not elsewhere:
             return False
-        for taken in reversed(elsewhere.values()):
+        for taken in reversed(elsewhere):
             _restore(statement, taken)
-        self._taken = [taken for taken in self._taken if id(taken) not in elsewhere]
+        self._taken = kept
         return self._is_enough()
 
     def _spare_places(self) -> list[int]:

@@ -335,16 +335,25 @@ def _texts(file: IO[bytes]) -> Iterator[bytes]:
         yield text.rstrip(b"\r\n")
 
 
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _object(text: bytes) -> dict[str, Any]:
     try:
         data = _decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        # msgspec reports other bytes by a DecodeError since 0.23.
+        if not _is_utf8(text):
+            raise InvalidInput("expected text in UTF-8, found other bytes") from None
         raise InvalidInput(
             f"expected one JSON object, found no JSON: {_first_small(str(error))}",
             hint='every line is an object of its own, as in {"command": ["true"], "cpus": 1}',
         ) from None
-    except UnicodeDecodeError:
-        raise InvalidInput("expected text in UTF-8, found other bytes") from None
     except RecursionError:
         raise InvalidInput("expected one JSON object, found one nested too deeply") from None
     if not isinstance(data, dict):

@@ -9,6 +9,7 @@ The description of the API as OpenAPI 3.1 is made from the table.
 from __future__ import annotations
 
 from functools import cache
+from inspect import cleandoc
 from typing import Any
 
 import msgspec
@@ -707,6 +708,10 @@ def openapi_document() -> dict[str, Any]:
         [ProblemDocument, *dict.fromkeys(bodies)],
         ref_template="#/components/schemas/{name}",
     )
+    for schema in components.values():
+        # Before msgspec 0.23, docstrings keep their indentation.
+        if "description" in schema:
+            schema["description"] = cleandoc(schema["description"])
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)

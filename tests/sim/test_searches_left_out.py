@@ -11,20 +11,32 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from batchq.api.objects import Pod
+from batchq.api.objects import Pod, QueuePreemption
+from batchq.api.resources import Amounts, of_pod, total
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
 from batchq.config.load import read_config
 from batchq.core.extension import Plugin, PluginTraits, everywhere
+from batchq.core.placement.elastic import short_of_extras, start_extras
 from batchq.core.preemption import order, preemptors, search
 from batchq.core.preemption.candidates import FIRST_SEARCH, AtBest, SearchTerms
 from batchq.core.preemption.search import VICTIMS_TRIED, Decision, PreemptionRequest, find_victims
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
+from batchq.core.session.statement import Statement
 from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import read_world
 from batchq_actions import reclaim
-from tests.builders import a_group, a_node, a_priority, a_queue, a_running_group, a_snapshot
+from tests.builders import (
+    a_group,
+    a_node,
+    a_priority,
+    a_queue,
+    a_running_group,
+    a_snapshot,
+    a_task,
+    amounts,
+)
 from tests.effort import usually
 from tests.worlds.making import described
 from tests.worlds.play import MOST_SESSIONS
@@ -240,3 +252,52 @@ def test_victims_on_other_nodes_are_given_back_at_once_with_the_same_result(
         assert found[0] == found[1], seed
         saved += asked[1] - asked[0]
     assert saved > 0
+
+
+@pytest.mark.parametrize("seed", range(usually(6, 60)))
+def test_the_pods_that_fit_are_counted_as_they_would_be_bound(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that wants more pods binds none on trial until all of them fit."""
+
+    def compared(
+        session: Session, group: GroupState, count: int
+    ) -> tuple[Amounts, frozenset[str]] | None:
+        found = short_of_extras(session, group, count)
+        with Statement(session) as trial:
+            bound, lacking = start_extras(trial, group, count)
+            fitting = total(of_pod(pod.spec.requests) for pod in bound)
+        assert found in (None, (fitting, lacking))
+        assert found is None or len(bound) < count
+        return found
+
+    monkeypatch.setattr(preemptors, "short_of_extras", compared)
+    world = described(seed)
+    scheduler = assemble(read_config(world.config_text, "scheduler.yaml"))
+    WorldRun(read_world(world.text, "a world"), scheduler).run(MOST_SESSIONS, bounded=True)
+
+
+def test_an_array_that_reclaims_its_share_binds_its_pods_on_trial_only_when_all_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of eight victims makes place for one pod; before, each was followed by a trial."""
+    calls = []
+
+    def counted(*arguments: Any, **options: Any) -> tuple[list[Pod], frozenset[str]]:
+        calls.append(1)
+        return start_extras(*arguments, **options)
+
+    monkeypatch.setattr(preemptors, "start_extras", counted)
+    session = assemble(read_config("actions: [enqueue, allocate, reclaim]", "c.yaml")).decide(
+        a_snapshot(
+            a_node("n1", cpu=16),
+            a_queue("a", deserved=amounts(cpu=9), preemption=QueuePreemption(reclaim="Any")),
+            a_queue("b", deserved=amounts(cpu=7)),
+            *a_running_group("array", 1, queue="a", min_member=1, tasks=(a_task("w", 9),)),
+            *(one for k in range(15) for one in a_running_group(f"b-{k:02}", queue="b")),
+        ),
+        1_000_000,
+    )
+    leaving = [one.key for one in session.groups.values() if one.queue == "b" and not one.reserved]
+    assert len(leaving) == 8
+    assert len(calls) < 8

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice, takewhile
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Pod
-from batchq.api.resources import ONE_POD, PODS, Amounts, covers, minus
+from batchq.api.resources import ONE_POD, PODS, Amounts, covers, minus, times
 from batchq.core.kept_capacity import (
     awaits_victims,
     end_pledge,
@@ -21,11 +22,12 @@ from batchq.core.placement.placement import (
     find_node,
     node_for,
     pending_pods,
+    slots_for,
     tasks_in_order,
     usable_nodes,
 )
 from batchq.core.quota.head_reservation import keeping_off, reserved_against
-from batchq.core.quota.limit_checks import growth_with, over_limit_with
+from batchq.core.quota.limit_checks import growth_with, over_limit_by, over_limit_with
 from batchq.core.session.session import Key, Session, StateKey
 from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.specs import TaskShape
@@ -231,6 +233,36 @@ def start_extras(
         if is_promised:
             promised = minus(promised, shape.requests)
     return bound, lacking
+
+
+def short_of_extras(
+    session: Session, group: GroupState, count: int
+) -> tuple[Amounts, frozenset[str]] | None:
+    """Return what `start_extras` would bind of this many pods, and what the next pod lacks, without
+    binding any. Return None if it would bind all, or if only binding them tells: then the pods
+    differ, or capacity is reserved for heads.
+
+    Of pods that are alike, nodes and limits take a number that does not depend on where each goes.
+    """
+    if len(group.tasks) > 1 or session.ledger.head_reservations:
+        return None
+    shape = group.tasks[0]
+    if sum(1 for _ in islice(waiting_extras(session, group, most=count), count)) < count:
+        return None
+    on_nodes = slots_for(session, shape, count)
+
+    def is_over(pods: int) -> bool:
+        return bool(over_limit_by(session, group, times(shape.requests, pods)))
+
+    # The largest number within the limits.
+    fitting = bisect_left(range(1, on_nodes + 1), True, key=is_over)
+    if fitting == count:
+        return None
+    over = over_limit_by(session, group, times(shape.requests, fitting + 1))
+    lacking = frozenset(verdict.resource for verdict in over) or lacking_on_nodes(
+        session, [(shape, fitting + 1)]
+    )
+    return times(shape.requests, fitting) if fitting else {}, lacking
 
 
 def node_for_extra(

@@ -28,6 +28,7 @@ from batchq.core.kept_capacity import release_to, standing_pledges
 from batchq.core.pending_queue import is_in_class, out_of_line_refusals
 from batchq.core.placement.elastic import (
     lacking_on_nodes,
+    short_of_extras,
     start_extras,
     waiting_extras,
     waits_behind,
@@ -348,6 +349,9 @@ class ExtraRequest:
     def fit(self, session: Session) -> Fit:
         """Try the request; see `batchq.core.preemption.search`."""
         group = self.preemptor
+        if (shortage := short_of_extras(session, group, self.count)) is not None:
+            fitting, lacking = shortage
+            return Fit(fits=False, lacking=lacking, fitting=fitting)
         with Statement(session) as statement:
             bound, lacking = start_extras(statement, group, self.count)
             fitting = total(of_pod(pod.spec.requests) for pod in bound)

@@ -125,6 +125,14 @@ def test_the_transactions_own_limits_and_capacity_count(store: AnyStore) -> None
     assert ask(store, 1, asked) == []
 
 
+def test_the_capacity_that_a_charge_adds_counts_for_the_same_charge(store: AnyStore) -> None:
+    both = charge("group:a", "cluster", "capacity", checked=True, cpu=5)
+    assert ask(store, 1, charging(both), overcommit=1000) == []
+    more = charge("group:b", "cluster", "capacity", checked=True, cpu=4000)
+    [refused] = ask(store, 2, charging(more), overcommit=500)
+    assert (refused.word, refused.subject, refused.limit) == (Word.LIMIT, "cluster", 2002)
+
+
 def test_a_transaction_that_takes_capacity_away_may_not_use_it(store: AnyStore) -> None:
     ask(store, 1, charging(charge("node:n1", "capacity", cpu=5)))
     asked = charging(

@@ -4,12 +4,12 @@
 
 -- Returns the parts that a transaction's only charge adds or deducts, and 1 or -1, if its holder had
 -- no charge before, or has none now. Then there are no differences to work out. Returns nothing for
--- other charges and malformed records, which are for `weigh`.
+-- other charges, those that raise a limit, and malformed records, which are for `weigh`.
 local function only_parts(first, past)
   if past - first > CHARGE then return nil, nil end
   local old, new = held(value_of(KEYS[7], words[first])), held(words[first + 1])
   local parts, sign
-  if old == NOTHING and new then
+  if old == NOTHING and new and not new.is_capacity then
     parts, sign = new.parts, 1
   elseif new == NOTHING and old and old.is_countable then
     parts, sign = old.parts, -1

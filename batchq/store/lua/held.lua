@@ -18,8 +18,9 @@ local function read_held(record)
   local decoded = cjson.decode(record)
   local scopes, amounts = decoded[1], decoded[2]
   if #scopes * #amounts > MOST_PARTS then error('too many parts') end
-  local parts, count, is_countable = {}, 0, true
+  local parts, count, is_countable, is_capacity = {}, 0, true, false
   for _, scope in ipairs(scopes) do
+    is_capacity = is_capacity or scope == 'capacity'
     for _, amount in ipairs(amounts) do
       local name, digits = amount[1], string.match(amount[2], '^%d+$')
       is_countable = is_countable and #digits < 18
@@ -29,7 +30,7 @@ local function read_held(record)
       count = count + PART
     end
   end
-  return {parts = parts, is_countable = is_countable}
+  return {parts = parts, is_countable = is_countable, is_capacity = is_capacity}
 end
 
 -- Returns what a holder is charged: its parts in order; nil for a malformed record.

@@ -87,7 +87,7 @@ def assemble(config: SchedulerConfig) -> Scheduler:
 
 def open_undecided(config: SchedulerConfig, snapshot: Snapshot, now_ms: int) -> Session:
     """Open a session that decides nothing, for a view: without the actions and the cycle, whose
-    modules take a fifth of a short command's time to import.
+    modules take a tenth of a short command's time to import.
 
     Raises InvalidInput, as `assemble` does for plugins.
     """

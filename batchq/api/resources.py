@@ -70,6 +70,12 @@ def total(many: Iterable[Mapping[str, int]]) -> Amounts:
     return result
 
 
+def add_to(sums: dict[str, int], amounts: Mapping[str, int], times: int = 1) -> None:
+    """Add amounts x times to sums; a negative count takes them away."""
+    for name, units in amounts.items():
+        sums[name] = sums.get(name, 0) + units * times
+
+
 def named(amounts: Mapping[str, int]) -> Amounts:
     """Return a request without its zeros, in the order of names."""
     return {name: amounts[name] for name in sorted(amounts) if amounts[name] > 0}

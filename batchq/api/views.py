@@ -211,7 +211,7 @@ class QueueUsage(Struct, frozen=True, kw_only=True, rename="camel"):
     share: float | str
     half_life_ms: int
     #: Whether the queue that has used least is served first (`fairness.order: usage`).
-    is_order: bool
+    decides_order: bool
 
 
 class QueuePage(Struct, frozen=True, kw_only=True):

@@ -104,7 +104,7 @@ def _usage_text(usage: QueueUsage | None) -> str:
     if usage is None:
         return ""
     share = usage.share if isinstance(usage.share, str) else f"{100 * usage.share:.1f} %"
-    order = "; the queue that has used least is served first" if usage.is_order else ""
+    order = "; the queue that has used least is served first" if usage.decides_order else ""
     return f"{share} of its share (half-life {format_duration(usage.half_life_ms)}){order}"
 
 

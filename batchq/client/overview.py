@@ -167,7 +167,7 @@ class Overview:
         return QueueUsage(
             share=usage_of_queue(session, name).rounded(),
             half_life_ms=settings.half_life_ms,
-            is_order=settings.orders_by_usage,
+            decides_order=settings.orders_by_usage,
         )
 
     def _weights(self, view: QueueView) -> dict[str, tuple[int, int]]:

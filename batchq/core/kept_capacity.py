@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from batchq.api import intents
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import GroupClaim, Pledge, Pod, PodGroupStatus
-from batchq.api.resources import Amounts, covers, minus, named, of_pod, plus, smaller, total
+from batchq.api.resources import Amounts, add_to, covers, minus, named, of_pod, plus, smaller, total
 from batchq.core.quota.ledger import ByScope, charge_with_count, counted, falls_by
 from batchq.core.session.session import StateKey
 from batchq.core.session.session_nodes import KeptPlaces, NodeState
@@ -156,9 +156,7 @@ class _LeftByScopes:
             self._add(*part, 1)
 
     def _add(self, scopes: tuple[str, ...], amounts: Amounts, sign: int) -> None:
-        sums = self.sums.setdefault(scopes, {})
-        for name, units in amounts.items():
-            sums[name] = sums.get(name, 0) + sign * units
+        add_to(self.sums.setdefault(scopes, {}), amounts, sign)
 
 
 #: Uid of a preemptor -> what its victims are still charged.
@@ -522,9 +520,7 @@ class PledgedCapacity:
         return _Part(falls, session.ledger.owed(preemptor))
 
     def _add(self, scope: str, amounts: Mapping[str, int], sign: int) -> None:
-        sums = self._sums.setdefault(scope, {})
-        for name, units in amounts.items():
-            sums[name] = sums.get(name, 0) + sign * units
+        add_to(self._sums.setdefault(scope, {}), amounts, sign)
 
 
 #: The pledged capacity of a session.

@@ -271,7 +271,7 @@ def test_show_and_describe_are_one_page_and_json_has_the_same(batchq: Batchq, st
     assert "Past usage: 0.0 % of its share (half-life 7d)" in [
         " ".join(one.split()) for one in head
     ]
-    assert data["usage"] == {"share": 0.0, "halfLifeMs": 604_800_000, "isOrder": False}
+    assert data["usage"] == {"share": 0.0, "halfLifeMs": 604_800_000, "decidesOrder": False}
 
 
 @pytest.mark.both_doors

@@ -257,7 +257,7 @@ def test_a_page_shows_what_a_queue_has_used_of_its_share_over_time() -> None:
         return page.usage
 
     hourly = Settings(half_life_ms=HOUR, orders_by_usage=True)
-    assert used("q", hourly) == QueueUsage(share=2.0, half_life_ms=HOUR, is_order=True)
-    assert used("b", hourly) == QueueUsage(share=0.0, half_life_ms=HOUR, is_order=True)
+    assert used("q", hourly) == QueueUsage(share=2.0, half_life_ms=HOUR, decides_order=True)
+    assert used("b", hourly) == QueueUsage(share=0.0, half_life_ms=HOUR, decides_order=True)
     assert used("q", Settings(half_life_ms=None)) is None
     assert used("q", None) is None

@@ -19,7 +19,7 @@ from batchq.config.load import read_config
 from batchq.core.extension import Plugin, PluginTraits, everywhere
 from batchq.core.placement.elastic import short_of_extras, start_extras
 from batchq.core.preemption import order, preemptors, search
-from batchq.core.preemption.candidates import FIRST_SEARCH, AtBest, SearchTerms
+from batchq.core.preemption.candidates import FIRST_SEARCH, SearchTerms, UpperBound
 from batchq.core.preemption.search import VICTIMS_TRIED, Decision, PreemptionRequest, find_victims
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
@@ -165,7 +165,7 @@ def test_a_plugin_whose_refusals_last_is_asked_once_about_each_group() -> None:
 def test_no_search_is_left_out_that_would_find_victims(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_suffice = AtBest.may_suffice
+    may_suffice = UpperBound.may_suffice
 
     def compared(
         session: Session,
@@ -180,14 +180,14 @@ def test_no_search_is_left_out_that_would_find_victims(
             needs is not None
             and not request.needs_no_victims(session)
             and not may_suffice(
-                AtBest(), session, request.preemptor, [*queues, *(completing or [])], needs
+                UpperBound(), session, request.preemptor, [*queues, *(completing or [])], needs
             )
         )
         found = find_victims(session, request, queues, completing, terms=terms)
         assert found is None or not is_left_out, request.preemptor.key
         return found
 
-    monkeypatch.setattr(AtBest, "may_suffice", lambda *_: True)
+    monkeypatch.setattr(UpperBound, "may_suffice", lambda *_: True)
     for module in (order, preemptors, reclaim):
         monkeypatch.setattr(module, "find_victims", compared)
     world = described(seed)

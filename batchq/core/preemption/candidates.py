@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import Pledge, Pod, PodGroupStatus
-from batchq.api.resources import Amounts, of_pod, total
+from batchq.api.resources import Amounts, add_to, of_pod, total
 from batchq.api.transaction import queue_scope
 from batchq.core.chunks import UidOrder, uid_order
 from batchq.core.eligibility import holds_off
@@ -583,20 +583,20 @@ class Staying(NamedTuple):
     in_scopes: Mapping[str, Amounts]
 
 
-class AtBest:
-    """What a preemptor could have at best: if everything left that any search might take, and all
-    capacity kept for others became free. A request for more finds no victims, which taking all of
-    them on trial, one by one, would only confirm.
+class UpperBound:
+    """An upper bound on what a preemptor could have: what is left if everything left that any
+    search might take, and all capacity kept for others became free. A request for more finds no
+    victims, which taking all of them on trial, one by one, would only confirm.
 
-    The answers are valid until the session changes. They take a look at each group that holds
-    anything: `_FREE_LOOKS` in a session, and then `_LOOKS_A_TRY` for each victim that a failed
-    search has tried, so that they cost no more than the searches that they save.
+    The answers are valid until the session changes. Counting what stays visits each group that
+    holds anything: `_FREE_VISITS` of them in a session, and then `_VISITS_A_TRIAL` for each victim
+    that a failed search has tried, so that the bound costs no more than the searches that it saves.
     """
 
     def __init__(self) -> None:
         #: The number of victims that failed searches have taken on trial.
-        self.tried_in_vain = 0
-        self._looks = 0
+        self.failed_trials = 0
+        self._visits = 0
         self._seen = (-1, -1, -1)
         #: By the queues of the victims, the preemptor's queue and priority, and whether it may take
         #: over the victims of others.
@@ -618,7 +618,7 @@ class AtBest:
         takes_over = bool(outranked_by(session, preemptor))
         key = (tuple(queues), preemptor.queue, preemptor.priority, takes_over)
         if key not in self._staying:
-            if self._looks > _FREE_LOOKS + self.tried_in_vain * _LOOKS_A_TRY:
+            if self._visits > _FREE_VISITS + self.failed_trials * _VISITS_A_TRIAL:
                 return True
             self._staying[key] = self._what_stays(
                 session, preemptor, frozenset(queues), takes_over=takes_over
@@ -654,7 +654,7 @@ class AtBest:
         on_nodes: dict[str, dict[str, int]] = {}
         in_scopes: dict[tuple[str, ...], dict[str, int]] = {}
         for groups in ledger.holding.values():
-            self._looks += len(groups)
+            self._visits += len(groups)
             for group in groups.values():
                 # What the session itself has begun can be undone.
                 if group.uid in session.effects.before or (
@@ -671,19 +671,14 @@ class AtBest:
                         counts = False
                         continue
                     node = on_nodes.setdefault(pod.status.node, {})
-                    _add(node, of_pod(pod.spec.requests))
+                    add_to(node, of_pod(pod.spec.requests))
                 if counts:
-                    _add(in_scopes.setdefault(group.scopes, {}), ledger.charged(group))
+                    add_to(in_scopes.setdefault(group.scopes, {}), ledger.charged(group))
         by_scope: dict[str, dict[str, int]] = {}
         for scopes, amounts in in_scopes.items():
             for scope in scopes:
-                _add(by_scope.setdefault(scope, {}), amounts)
+                add_to(by_scope.setdefault(scope, {}), amounts)
         return Staying(on_nodes, by_scope)
-
-
-def _add(sums: dict[str, int], amounts: Amounts) -> None:
-    for name, units in amounts.items():
-        sums[name] = sums.get(name, 0) + units
 
 
 def _places_beside(whole: Amounts, staying: Amounts, requests: Amounts) -> int:
@@ -712,9 +707,9 @@ def _is_always_refused(session: Session, preemptor: GroupState, group: GroupStat
     )
 
 
-#: The trial of a victim takes about as long as this many looks at groups, which take 1 µs each.
-_LOOKS_A_TRY = 128
-_FREE_LOOKS = 20_000
+#: The trial of a victim takes about as long as this many visits of groups, which take 1 µs each.
+_VISITS_A_TRIAL = 128
+_FREE_VISITS = 20_000
 _NO_SHORTAGE = Shortage()
 
 
@@ -745,7 +740,7 @@ def share_path(
 AT_ACTION_START = StateKey("at action start", lambda _: AtActionStart())
 #: The groups with pods that are being stopped, in a session.
 STOPPING = StateKey("stopping", lambda _: Stopping())
-#: What preemptors could have at best, in a session.
-AT_BEST = StateKey("at best", lambda _: AtBest(), ends_with_session=True)
+#: Upper bounds on what preemptors could have, in a session.
+UPPER_BOUND = StateKey("upper bound", lambda _: UpperBound(), ends_with_session=True)
 #: The groups that a session has decided about together with others.
 DECIDED = StateKey("decided", lambda _: Decided())

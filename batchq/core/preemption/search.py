@@ -36,8 +36,8 @@ from batchq.core.kept_capacity import (
 )
 from batchq.core.placement.placement import slots_for, usable_nodes
 from batchq.core.preemption.candidates import (
-    AT_BEST,
     FIRST_SEARCH,
+    UPPER_BOUND,
     Needs,
     Pool,
     SearchTerms,
@@ -162,10 +162,10 @@ def find_victims(
     if request.needs_no_victims(session):
         return Decision(by_node={}, plan={}, undone=[], ending=[], victims=[])
     stages = [queues, completing or []]
-    at_best, tried = session.get(AT_BEST), session.get(VICTIMS_TRIED)
+    bound, tried = session.get(UPPER_BOUND), session.get(VICTIMS_TRIED)
     before, everywhere = tried.victims, [name for stage in stages for name in stage]
     needs = request.needs(session)
-    if needs is not None and not at_best.may_suffice(session, request.preemptor, everywhere, needs):
+    if needs is not None and not bound.may_suffice(session, request.preemptor, everywhere, needs):
         return None
     with Statement(session) as trial:
         search = _SearchTrial(session, trial, request, terms)
@@ -175,7 +175,7 @@ def find_victims(
         with Statement(session) as trial:
             decision = _SearchTrial(session, trial, request, terms).run(stages, search.unplaced)
     if decision is None:
-        at_best.tried_in_vain += tried.victims - before
+        bound.failed_trials += tried.victims - before
     takes = decision is not None and (decision.victims or decision.outranked)
     # A preemptor that has just lost its pledge does not wait for the victims of others: it would
     # lose its reservation, too, and evict again as soon as others had taken what these leave.

@@ -30,6 +30,7 @@ from batchq.api.resources import (
     PODS,
     UNLIMITED_PODS,
     Amounts,
+    add_to,
     minus,
     of_pod,
     plus,
@@ -565,8 +566,7 @@ def _requests_beyond_charge(group: GroupState) -> Amounts:
     asked: Amounts = {}
     for shape, ungated in zip(group.tasks, group.ungated(), strict=True):
         waiting = max(0, ungated - away[shape.task.name])
-        for name, units in shape.requests.items():
-            asked[name] = asked.get(name, 0) + units * waiting
+        add_to(asked, shape.requests, waiting)
     return minus(asked, minus(group.charge(), group.held))
 
 
@@ -615,7 +615,7 @@ class EndedUsage:
             start = max(began, end - LONGEST_RUN_MS)
             for bucket in range(start // BUCKET_MS, -(-end // BUCKET_MS)):
                 first, last = bucket * BUCKET_MS, (bucket + 1) * BUCKET_MS
-                _count(used.setdefault(bucket, {}), amounts, min(end, last) - max(start, first))
+                add_to(used.setdefault(bucket, {}), amounts, min(end, last) - max(start, first))
         if used:
             self._of[group.uid] = (group.scopes, used)
             self._count_all(group.scopes, used, 1)
@@ -635,7 +635,7 @@ class EndedUsage:
             self._decayed.pop(scope, None)
             buckets = self._sums.setdefault(scope, {})
             for bucket, amounts in used.items():
-                _count(buckets.setdefault(bucket, {}), amounts, sign)
+                add_to(buckets.setdefault(bucket, {}), amounts, sign)
 
     def decayed(self, scope: str, now_ms: int, half_life_ms: int) -> dict[str, int]:
         """Return the resource-milliseconds of a scope, weighted by age; not to be changed."""
@@ -644,7 +644,7 @@ class EndedUsage:
         if known is None or known[0] != at:
             found: dict[str, int] = {}
             for bucket, amounts in self._sums.get(scope, {}).items():
-                _count(found, amounts, weight(now_ms - (bucket + 1) * BUCKET_MS, half_life_ms))
+                add_to(found, amounts, weight(now_ms - (bucket + 1) * BUCKET_MS, half_life_ms))
             known = self._decayed[scope] = at, found
         return known[1]
 
@@ -703,12 +703,12 @@ class Usage:
             for amounts, start, end in _runs(group, until_ms):
                 spent = _decayed_ms(max(0, until_ms - end), until_ms - start, half_life_ms)
                 for scope in group.scopes:
-                    _count(self._running.setdefault(scope, {}), amounts, spent)
+                    add_to(self._running.setdefault(scope, {}), amounts, spent)
 
     def of(self, scope: str) -> dict[str, int]:
         """Return the resource-milliseconds of a scope, weighted by age."""
         used = dict(self._ended.decayed(scope, self._until_ms, self._half_life_ms))
-        _count(used, self._running.get(scope, {}), 1)
+        add_to(used, self._running.get(scope, {}), 1)
         return used
 
 
@@ -739,11 +739,6 @@ def _runs(group: GroupState, now_ms: int | None) -> Iterator[tuple[Amounts, int,
         start, end = pod.status.started_at, pod.status.finished_at or now_ms
         if start is not None and end is not None and pod.status.reason not in _TAKEN:
             yield of_pod(pod.spec.requests), start, end
-
-
-def _count(sums: dict[str, int], amounts: Amounts, times: int) -> None:
-    for name, units in amounts.items():
-        sums[name] = sums.get(name, 0) + units * times
 
 
 #: What queues demand and deserve in a session.

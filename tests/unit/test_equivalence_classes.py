@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
@@ -12,7 +13,7 @@ from batchq.api.reasons import Verdict
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
 from batchq.core.chunks import Rows
-from batchq.core.equivalence import PendingIterator, WakeUpIndex
+from batchq.core.equivalence import PendingIterator, PendingQueue, UnmetRequests, WakeUpIndex
 from batchq.core.session.session import Session
 from batchq.core.session.state import EquivalenceClass, GroupState, recorded_reasons
 from tests.builders import a_group, a_node, a_pod, a_priority, a_queue, a_snapshot
@@ -214,3 +215,62 @@ def _described(group: GroupState) -> dict[str, Any]:
             {reasons: list(members) for reasons, members in group.peers.by_reasons.items()},
         ]
     return found
+
+
+#: The versions of the sums of queues, and what these deserve, when an action notes its result.
+VERSIONS, DESERVED = {"default": 7}, {"default": {"cpu": 4000}}
+
+
+def _unmet_in_default(line: PendingQueue) -> UnmetRequests:
+    """Return the memory of an action that found no request that could be met."""
+    unmet = UnmetRequests()
+    unmet.begin("generation 1", VERSIONS, DESERVED, passing=())
+    unmet.note("default", line)
+    return unmet
+
+
+def test_requests_stay_unmet_while_nothing_of_their_queue_changes() -> None:
+    line = PendingQueue()
+    unmet = _unmet_in_default(line)
+    unmet.begin("generation 1", dict(VERSIONS), {"default": {"cpu": 4000}}, passing=())
+    assert unmet.still_holds("default", line)
+    assert not unmet.still_holds("other", line)
+
+
+@pytest.mark.parametrize(
+    ("generation", "versions", "deserved", "passing"),
+    [
+        pytest.param("generation 2", VERSIONS, DESERVED, (), id="another configuration"),
+        pytest.param("generation 1", {"default": 8}, DESERVED, (), id="another sum of the queue"),
+        pytest.param("generation 1", VERSIONS, {"default": {"cpu": 5000}}, (), id="deserves more"),
+        pytest.param("generation 1", VERSIONS, {}, (), id="no longer deserves anything stated"),
+        pytest.param("generation 1", VERSIONS, DESERVED, ("default",), id="has a pledge"),
+    ],
+)
+def test_requests_are_tried_again_after_a_change_that_may_let_one_be_met(
+    generation: str,
+    versions: dict[str, int],
+    deserved: dict[str, dict[str, int]],
+    passing: tuple[str, ...],
+) -> None:
+    line = PendingQueue()
+    unmet = _unmet_in_default(line)
+    unmet.begin(generation, versions, deserved, passing)
+    assert not unmet.still_holds("default", line)
+
+
+def test_requests_are_tried_again_once_a_group_waits_that_asks_for_something_else() -> None:
+    session = _opened(a_queue("default"), a_queue("other"), a_group("first", 1))
+    group, line = session.by_key["default/first"], session.queues["other"].line
+    unmet = _unmet_in_default(line)
+    assert unmet.still_holds("default", line)
+    line.join(group, session.group_key(group))
+    assert not unmet.still_holds("default", line)
+
+
+def test_nothing_is_kept_of_a_queue_in_which_more_decides_than_its_sums() -> None:
+    line, unmet = PendingQueue(), UnmetRequests()
+    unmet.begin("generation 1", VERSIONS, DESERVED, passing=("default",))
+    unmet.note("default", line)
+    unmet.begin("generation 1", VERSIONS, DESERVED, passing=())
+    assert not unmet.still_holds("default", line)

@@ -62,6 +62,23 @@ def test_a_queue_may_use_what_it_states_to_deserve() -> None:
     assert at(100, starts(outcome(*world, config=USAGE))) == ["a-0", "a-1", "a-2", "a-3"]
 
 
+def test_use_of_what_a_queue_does_not_deserve_counts_as_a_part_of_the_cluster() -> None:
+    """`b` deserves no cpu and has used one of four; `c`, as little entitled, has used three."""
+    world = [queue("a", deserved={"cpu": 4}), queue("b"), queue("c")]
+    world += [*filled_by("b", "c", "c", "c"), four_each("c", "b")]
+    assert at(100, starts(outcome(*world, config=USAGE))) == ["b-0", "b-1", "b-2", "b-3"]
+
+
+def test_use_of_what_no_node_offers_any_more_is_left_out() -> None:
+    """`b` has used the gpu of a node that is gone, and less of the cpus than `a`."""
+    on_gpu = {"requests": {"gpu": 1}, "annotations": {"batchq/runtime": "40s"}}
+    world = [queue("a"), queue("b"), node("n1", 4), node("n2", 0, gpu=1)]
+    world += [group("gpu", queue="b", tasks=[{"name": "t", "replicas": 1, "template": on_gpu}])]
+    world += [group(f"first-{k}", runtime="100s", queue=one) for k, one in enumerate("aaab")]
+    steps = timeline({"at": "45s", "delete": "Node/n2"}, *four_each("b", "a")["spec"])
+    assert at(100, starts(outcome(*world, steps, config=USAGE))) == ["b-0", "b-1", "b-2", "b-3"]
+
+
 def test_usage_is_compared_level_by_level() -> None:
     """`a1` has used nothing, but the queue above it has used more than `b`, above `b1`."""
     world = [queue("a"), queue("b"), queue("a1", parent="a"), queue("a2", parent="a")]

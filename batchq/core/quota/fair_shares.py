@@ -662,11 +662,16 @@ def usage_of_queue(session: Session, queue: str) -> Share:
     """Return the largest fraction that a queue has used of what it is entitled to, over its
     dimensions and weighted by age. It is that of the start of the current interval
     (`usage_interval_ms`), so that it changes at known instants.
+
+    Where the queue is entitled to nothing, its use counts as a part of the whole cluster: an
+    infinite share would never decay. A dimension that no ready node offers is left out.
     """
     used, whole = session.get(_USAGE).of(queue_scope(queue)), _whole(session)
-    entitled = fair_shares(session).entitled().get(queue, {})
-    rights = {name: units * whole for name, units in entitled.items()}
-    return share_of(used, rights, apart=_apart_for(session, queue))
+    all_entitled = fair_shares(session).entitled()
+    entitled, cluster = all_entitled.get(queue, {}), all_entitled[ROOT]
+    rights = {name: (entitled.get(name) or units) * whole for name, units in cluster.items()}
+    comparable_use = {name: units for name, units in used.items() if rights.get(name)}
+    return share_of(comparable_use, rights, apart=_apart_for(session, queue))
 
 
 def usage_interval_ms(session: Session) -> int:

@@ -275,6 +275,13 @@ def _unusual(config: SchedulerConfig) -> Iterator[str]:
             "warning: groups that enqueue admits wait for the next session: allocate comes before"
             " it in actions; put enqueue first"
         )
+    if "allocate" not in actions:
+        yield (
+            "note: without allocate in actions, admitted groups get no pods, and only consumers"
+            " start groups; put allocate after enqueue"
+        )
+    if not times.overcommit:
+        yield "warning: overcommit 0 admits no pods; expected a factor such as 1"
     if times.node_timeout_ms < 2 * BEAT_MS:
         yield (
             f"warning: nodeTimeout {format_duration(times.node_timeout_ms)} is less than twice the"

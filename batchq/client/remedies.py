@@ -107,6 +107,8 @@ def _exceeds(session: Session, group: GroupState, verdict: Verdict) -> str:
     if verdict.limit is None:
         return "ask for less"
     resource, limit = verdict.resource, verdict.limit
+    if verdict.reason == Waiting.EXCEEDS_CAPACITY and not session.settings.overcommit:
+        return "set overcommit in the scheduler's configuration to 1 or more: 0 admits no pods"
     most = describe_quantity(resource, limit)
     if resource == POD_GROUPS:
         return f"have {verdict.subject} allow more than {most} groups"

@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from batchq.store.redis import RedisStore
 
 
+#: The action that places the pods of admitted groups.
+_PLACES = "allocate"
 _EVICTING_ACTIONS = ("preempt", "reclaim")
 #: How victims of both actions for one group are named.
 _TOGETHER = "preempt and reclaim"
@@ -232,6 +234,8 @@ class _WaitReport:
             awaits = plan.awaits
             for_whom = f" for when {awaits.pods} pods of others have stopped" if awaits else ""
             return f"the next session reserves its quota{for_whom}"
+        if _PLACES not in self._session.actions and before.phase in ADMITTED and self._lacks_pods():
+            return f"no session places its pods: the scheduler's actions lack {_PLACES}"
         return ""
 
     def _never(self) -> str:

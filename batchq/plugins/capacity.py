@@ -31,6 +31,7 @@ from batchq.core.quota.limit_checks import (
     over_limit,
 )
 from batchq.core.session.session import Session
+from batchq.core.session.snapshot import Settings
 from batchq.core.session.state import GroupState
 
 
@@ -114,6 +115,7 @@ class Capacity:
             subject="the cluster, with every node that was seen within a day,",
             absent=0,
             of_nodes=claim,
+            detail=lambda _: _factor_text(session.settings.overcommit),
         )
         if beyond or group.reserved or "allocate" not in session.actions:
             # Without placement, only sums count. A group with a reservation is rolled back as
@@ -161,6 +163,15 @@ class Capacity:
             ]
         detail = f"{why_not_when_empty(session, gang)}{within_text(group)}"
         return [*full, Verdict(plugin=self.name, reason=of_nodes, detail=detail)]
+
+
+def _factor_text(overcommit: int) -> str:
+    """Return that the limit is not what the nodes have; '' if it is."""
+    if overcommit == Settings().overcommit:
+        return ""
+    return (
+        f"that is {describe_quantity('overcommit', overcommit)} times what they have (overcommit)"
+    )
 
 
 def _guaranteed_siblings(session: Session, chain: tuple[str, ...], resource: str) -> str:

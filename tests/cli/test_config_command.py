@@ -62,6 +62,10 @@ WITHOUT_ENQUEUE = (
     "note: without enqueue in actions, groups get pods before resources are free for all of them;"
     " put enqueue first\n"
 )
+WITHOUT_ALLOCATE = (
+    "note: without allocate in actions, admitted groups get no pods, and only consumers start"
+    " groups; put allocate after enqueue\n"
+)
 SHORTER_THAN_A_SESSION = (
     "warning: nodeTimeout 1s is less than twice the usual heartbeat interval of 5s: nodes are not"
     " ready between two heartbeats, unless their agents have a shorter --beat\n"
@@ -75,7 +79,7 @@ SHORTER_THAN_A_SESSION = (
     ("text", "wanted"),
     [
         ("plugins: [gates, gang, sla, conformance]\n", RECLAIM + PREEMPT),
-        ("plugins: []\nactions: [preempt]\n", PREEMPT),
+        ("plugins: []\nactions: [preempt]\n", PREEMPT + WITHOUT_ALLOCATE),
         ("plugins: [gang, proportion]\n", PREEMPT),
         ("plugins: [drf]\n", RECLAIM),
         ("plugins: [priority]\n", ""),
@@ -91,7 +95,12 @@ SHORTER_THAN_A_SESSION = (
             SHORTER_THAN_A_SESSION,
         ),
         ("plugins: [gang]\nactions: [backfill, enqueue, allocate]\n", NOBODY_PAST),
-        ("plugins: [gang]\nactions: [backfill]\n", NOBODY_PAST),
+        ("plugins: [gang]\nactions: [backfill]\n", NOBODY_PAST + WITHOUT_ALLOCATE),
+        ("plugins: [gang]\nactions: [enqueue]\n", WITHOUT_ALLOCATE),
+        (
+            "overcommit: 0\n",
+            "warning: overcommit 0 admits no pods; expected a factor such as 1\n",
+        ),
     ],
 )
 def test_actions_without_effect_cause_warnings(tmp_path: Path, text: str, wanted: str) -> None:
@@ -108,7 +117,7 @@ def test_warnings_leave_the_json_on_stdout_whole(tmp_path: Path) -> None:
     file.write_text("plugins: [gang]\nactions: [preempt]\n")
     done = CliRunner().invoke(main, ["config", "check", str(file), "-o", "json"])
     assert done.exit_code == 0
-    assert done.stderr.endswith(PREEMPT)
+    assert done.stderr.endswith(PREEMPT + WITHOUT_ALLOCATE)
     assert json.loads(done.stdout) == {
         "file": str(file),
         "actions": ["preempt"],

@@ -26,6 +26,7 @@ from batchq.cli.output.tables import where_or_why
 from batchq.client.overview import Overview
 from batchq.client.remedies import remedy_for
 from batchq.client.why import periods_of, waited_for
+from batchq.config.load import read_config
 from tests.builders import RECLAIMS, a_node, a_pod, a_queue, a_quota, a_task
 from tests.client.waits import MINUTE, NEVER, NOW, World, a_check, asks
 from tests.tidy.command_lines import accept
@@ -143,6 +144,30 @@ def test_the_remedy_for_a_resource_of_no_node_says_so() -> None:
     assert remedies(world, "g") == [
         ("ExceedsCapacity", "no node offers gpu: ask for none, or start a worker that does")
     ]
+
+
+def test_an_overcommit_of_zero_is_named_where_it_keeps_groups_out() -> None:
+    config = read_config("overcommit: 0", "scheduler.yaml")
+    world = World(a_node("n1", cpu=4), a_queue("default"), config=config)
+    world.add(asks("g", requests={"cpu": 1}))
+    world.settle()
+    remedy = "set overcommit in the scheduler's configuration to 1 or more: 0 admits no pods"
+    why = world.why("g")
+    assert [one.remedy for one in why.reasons] == [remedy, ""]
+    assert why.reasons[0].message == (
+        "needs cpu 1, and the cluster, with every node that was seen within a day, allows at most"
+        " 0; that is 0 times what they have (overcommit)"
+    )
+
+
+def test_an_admitted_group_is_told_that_no_action_places_its_pods() -> None:
+    config = read_config("actions: [enqueue]", "scheduler.yaml")
+    world = World(a_node("n1", cpu=4), a_queue("default"), config=config)
+    world.add(asks("g", requests={"cpu": 1}))
+    world.settle()
+    assert world.why("g").next == (
+        "no session places its pods: the scheduler's actions lack allocate"
+    )
 
 
 def test_the_remedy_for_a_topology_of_no_node_names_its_label() -> None:

@@ -42,11 +42,13 @@ NEVER = QueuePreemption(within_queue="Never", reclaim="Never")
 class World:
     """A snapshot that follows the decisions of sessions; `writes` counts the transactions."""
 
-    def __init__(self, *objects: Any, now_ms: int = NOW) -> None:
+    def __init__(
+        self, *objects: Any, now_ms: int = NOW, config: SchedulerConfig | None = None
+    ) -> None:
         checks = tuple(one for one in objects if isinstance(one, AdmissionCheck))
         snapshot = a_snapshot(*objects)
         self.snapshot = structs.replace(snapshot, admission_checks=checks, revision=1)
-        self.scheduler = assemble(SchedulerConfig())
+        self.scheduler = assemble(config or SchedulerConfig())
         self.now_ms = now_ms
         self.writes = 0
         self.events: list[Event] = []

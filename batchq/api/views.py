@@ -653,7 +653,7 @@ class Leading(Struct, frozen=True, kw_only=True):
 
 class SchedulerSeen(Struct, frozen=True, kw_only=True):
     """A running scheduler. `behind` is how many writes its mirror lacks; None before its first
-    list.
+    list. `config` is the digest of its configuration; '' if unknown.
     """
 
     identity: str
@@ -661,6 +661,9 @@ class SchedulerSeen(Struct, frozen=True, kw_only=True):
     seen_ms_ago: int
     behind: int | None
     leads: bool
+    config: str = ""
+    #: Its configuration file has changed and is wrong, so the former configuration stays in effect.
+    refused_file: bool = False
     #: It led until its lease expired, and no scheduler has led since.
     led_last: bool = False
 

@@ -393,6 +393,7 @@ _COLUMNS: Columns[SchedulerSeen] = {
     "ROLE": lambda one: one.role,
     "VERSION": lambda one: one.version,
     "SEEN": lambda one: f"{describe_age(one.seen_ms_ago)} ago",
+    "CONFIG": lambda one: f"{one.config}, its file is wrong" if one.refused_file else one.config,
     "MIRROR": lambda one: _mirror(one),
 }
 
@@ -448,6 +449,8 @@ def _data(found: Schedulers) -> dict[str, object]:
                 "identity": one.identity,
                 "role": one.role,
                 "version": one.version,
+                "config": one.config,
+                "refusedFile": one.refused_file,
                 "seenMsAgo": one.seen_ms_ago,
                 "warm": one.behind is not None,
                 "writesBehind": one.behind,

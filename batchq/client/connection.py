@@ -296,6 +296,8 @@ def _seen(
         version=seen.version,
         seen_ms_ago=max(0, now_ms - seen.seen_at),
         behind=None if seen.mirrored is None else max(0, revision - seen.mirrored),
+        config=seen.config,
+        refused_file=seen.refused_file,
         leads=is_leading and leads,
         led_last=is_leading and not leads,
     )

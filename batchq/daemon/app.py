@@ -149,7 +149,14 @@ def _serve(
     def attended() -> None:
         # Standby schedulers load them too: each version of batchq has its own scripts.
         store.link.keep_scripts()
-        attend(store, identity, version=__version__, mirrored=turn.mirrored)
+        attend(
+            store,
+            identity,
+            version=__version__,
+            mirrored=turn.mirrored,
+            config=reload.current.digest,
+            refused_file=reload.refused_file,
+        )
 
     leadership = Leadership(
         store,

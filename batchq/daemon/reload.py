@@ -112,6 +112,8 @@ class Reload:
         #: What the last reload has changed, and when (monotonic clock).
         self._applied: tuple[str, float] | None = None
         self._pending: deque[ReloadOutcome] = deque(maxlen=_MOST_PENDING)
+        #: Whether the file is wrong now, and the former configuration stays in effect.
+        self.refused_file = False
         # SimpleQueue.put is reentrant, as a signal handler needs; Event.set is not.
         self._requests: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -249,6 +251,7 @@ class Reload:
             id=self._ids.new_uid(), reason=reason, message=message[:_LONGEST_MESSAGE]
         )
         self._pending.append(outcome)
+        self.refused_file = reason == RELOAD_FAILED
         self._reloaded(reason == RELOADED)
 
 

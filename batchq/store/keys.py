@@ -184,7 +184,7 @@ TABLE: tuple[Key, ...] = (
         name=SCHEDULERS,
         type="hash",
         ttl_s=SCHEDULERS_TTL_S,
-        holds="identity -> '<last seen, ms> <revision mirrored, or -> <version>'",
+        holds="identity -> '<last seen, ms> <revision mirrored, or -> <version>;<config digest>'",
     ),
     _permanent(CONFIG, "string", "the leader's configuration, as YAML"),
     _permanent(CHANGES, "stream", "the latest writes: kind, key, value; the id is <revision>-0"),

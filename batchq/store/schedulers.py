@@ -29,18 +29,32 @@ class SchedulerEntry(Struct, frozen=True, kw_only=True):
     """A scheduler's last record of itself.
 
     `seen_at` is in the server's milliseconds. `mirrored` is its mirror's revision at that time;
-    None: it has no mirror yet, and would list everything before its first session.
+    None: it has no mirror yet, and would list everything before its first session. `config` is the
+    digest of its configuration, '' from an older version; `refused_file` says that its file has
+    changed since, and is wrong.
     """
 
     identity: str
     seen_at: int
     version: str
     mirrored: int | None
+    config: str = ""
+    refused_file: bool = False
 
 
-def attend(store: RedisStore, identity: str, *, version: str, mirrored: int | None) -> None:
+def attend(
+    store: RedisStore,
+    identity: str,
+    *,
+    version: str,
+    mirrored: int | None,
+    config: str = "",
+    refused_file: bool = False,
+) -> None:
     """Record that this scheduler is alive. Raises StoreUnavailable."""
-    entry = f"{'-' if mirrored is None else mirrored} {version}"
+    # Older versions read all but the revision as the version.
+    suffix = f";{config}{'!' if refused_file else ''}" if config else ""
+    entry = f"{'-' if mirrored is None else mirrored} {version}{suffix}"
     store.link.run(
         scripts.ATTEND,
         (keys.SCHEDULERS,),
@@ -64,7 +78,7 @@ def attending(store: RedisStore) -> Sequence[SchedulerEntry]:
 
 
 #: A scheduler's entry. The script removes malformed ones.
-_ENTRY = re.compile(r"(\d{1,16}) (-|\d{1,16}) (\S{1,64})")
+_ENTRY = re.compile(r"(\d{1,16}) (-|\d{1,16}) ([^\s;]{1,64})(?:;([0-9a-f]{1,16})(!?))?")
 
 
 def read_entry(identity: bytes, stored: bytes) -> SchedulerEntry | None:
@@ -72,12 +86,14 @@ def read_entry(identity: bytes, stored: bytes) -> SchedulerEntry | None:
     found = _ENTRY.fullmatch(stored.decode(errors="replace"))
     if found is None:
         return None
-    seen_at, mirrored, version = found.groups()
+    seen_at, mirrored, version, config, refused = found.groups()
     return SchedulerEntry(
         identity=name_of(identity),
         seen_at=int(seen_at),
         version=version,
         mirrored=None if mirrored == "-" else int(mirrored),
+        config=config or "",
+        refused_file=bool(refused),
     )
 
 

@@ -173,17 +173,17 @@ def test_the_operators_page_has_a_row_for_every_check() -> None:
 
 
 def test_the_status_names_leader_and_followers(batchq: Batchq, stage: Stage) -> None:
-    attend(stage.store, "stage", version="0.1.0", mirrored=0)
-    attend(stage.store, "host:12:abcd", version="0.2.0", mirrored=None)
+    attend(stage.store, "stage", version="0.1.0", mirrored=0, config="107d581d", refused_file=True)
+    attend(stage.store, "host:12:abcd", version="0.2.0", mirrored=None, config="107d581d")
     done = batchq("scheduler", "--status")
     assert (done.code, done.err) == (0, "")
     assert done.lines[0].startswith("stage leads, epoch 1; its lease ends in ")
     rows = [line.split() for line in done.lines[2:]]
-    assert rows[0] == ["SCHEDULER", "ROLE", "VERSION", "SEEN", "MIRROR"]
+    assert rows[0] == ["SCHEDULER", "ROLE", "VERSION", "SEEN", "CONFIG", "MIRROR"]
     assert rows[1][:3] == ["host:12:abcd", "follower", "0.2.0"]
-    assert rows[1][5] == "cold:"
+    assert rows[1][5:7] == ["107d581d", "cold:"]
     assert rows[2][:3] == ["stage", "leader", "0.1.0"]
-    assert rows[2][5] == "warm,"
+    assert rows[2][5:11] == ["107d581d,", "its", "file", "is", "wrong", "warm,"]
 
 
 def test_the_status_is_data_too(batchq: Batchq, stage: Stage) -> None:

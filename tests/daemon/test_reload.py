@@ -150,6 +150,10 @@ def test_an_invalid_file_changes_nothing_and_is_reported_once_with_line_and_near
         ("config.reload_failed", problem)
     ]
     assert events_of(reload, redis_store) == [("ReloadFailed", f"{problem}{STAYS}")]
+    assert reload.refused_file
+    replace(path, "schedulePeriod: 2s\n")
+    looks(reload)
+    assert not reload.refused_file
 
 
 def test_a_valid_file_after_an_invalid_one_is_reported_too(

@@ -124,10 +124,15 @@ def test_a_follower_tells_how_far_its_mirror_is(redis_store: RedisStore) -> None
 def test_present_schedulers_are_listed_until_they_depart(redis_store: RedisStore) -> None:
     before = redis_store.now_ms()
     attend(redis_store, "b:2:x", version="0.2.0", mirrored=None)
-    attend(redis_store, "a:1:x", version="0.1.0", mirrored=7)
+    attend(redis_store, "a:1:x", version="0.1.0", mirrored=7, config="107d581d", refused_file=True)
     first, second = attending(redis_store)
     assert structs.replace(first, seen_at=0) == SchedulerEntry(
-        identity="a:1:x", seen_at=0, version="0.1.0", mirrored=7
+        identity="a:1:x",
+        seen_at=0,
+        version="0.1.0",
+        mirrored=7,
+        config="107d581d",
+        refused_file=True,
     )
     assert structs.replace(second, seen_at=0) == SchedulerEntry(
         identity="b:2:x", seen_at=0, version="0.2.0", mirrored=None

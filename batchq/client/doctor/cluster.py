@@ -331,7 +331,9 @@ def leader(state: State) -> tuple[Finding, ...]:
 
 
 def schedulers(state: State) -> tuple[Finding, ...]:
-    """The followers have the leader's version and a mirror that is up to date."""
+    """The followers have the leader's version and configuration and a mirror that is up to date,
+    and the configuration file of each can be loaded.
+    """
     found = state.schedulers
     if found is None:
         return unseen("which schedulers there are", _READS)
@@ -339,9 +341,10 @@ def schedulers(state: State) -> tuple[Finding, ...]:
     findings = [
         finding
         for one in found.followers
-        for finding in (_of_version(one, leads), _of_mirror(one))
+        for finding in (_of_version(one, leads), _of_config(one, leads), _of_mirror(one))
         if finding is not None
     ]
+    findings += [_of_file(one) for one in found.there if one.refused_file and one.role != "silent"]
     findings += [_silent(one) for one in found.there if one.role == "silent"]
     count = len(found.followers)
     return or_ok(findings, f"{count} stand by" if count != 1 else "1 stands by")
@@ -366,6 +369,29 @@ def _of_version(one: SchedulerSeen, leads: SchedulerSeen | None) -> Finding | No
         found=f"batchq {one.version} stands by, the leader is {leads.version}",
         expected=f"all of {leads.version}",
         remedy="finish the rolling restart: upgrade and restart the older ones, one at a time",
+    )
+
+
+def _of_config(one: SchedulerSeen, leads: SchedulerSeen | None) -> Finding | None:
+    if leads is None or not one.config or not leads.config or one.config == leads.config:
+        return None
+    return Finding(
+        level=Level.WARNING,
+        subject=process_of(one.identity),
+        found=f"stands by with configuration {one.config}, the leader uses {leads.config}",
+        expected="the same configuration, so that a change of the leader changes nothing else",
+        remedy="give all schedulers the same file: `batchq config print` prints the leader's",
+    )
+
+
+def _of_file(one: SchedulerSeen) -> Finding:
+    return Finding(
+        level=Level.WARNING,
+        subject=process_of(one.identity),
+        found="its configuration file is wrong; the former configuration stays in effect, and it"
+        " would not start again",
+        expected="a file that can be loaded",
+        remedy="correct it: `batchq config check FILE` names the line",
     )
 
 

@@ -50,8 +50,12 @@ SERVER = ServerFacts(
 )
 
 LEADER = Leading(identity="a:1:x", epoch=3, left_ms=4_000)
-LEADS = SchedulerSeen(identity="a:1:x", version="0.1.0", seen_ms_ago=100, behind=0, leads=True)
-FOLLOWS = SchedulerSeen(identity="b:2:y", version="0.1.0", seen_ms_ago=100, behind=2, leads=False)
+LEADS = SchedulerSeen(
+    identity="a:1:x", version="0.1.0", seen_ms_ago=100, behind=0, leads=True, config="107d581d"
+)
+FOLLOWS = SchedulerSeen(
+    identity="b:2:y", version="0.1.0", seen_ms_ago=100, behind=2, leads=False, config="107d581d"
+)
 SCHEDULERS = Schedulers(leader=LEADER, there=[LEADS, FOLLOWS])
 
 HOME = HomeFacts(path="/var/batchq", free_bytes=50 * 1024**3)

@@ -223,6 +223,15 @@ UNHAPPY: dict[str, tuple[State, str, Level, str, str]] = {
         with_follower(version="0.2.0"),
         *("schedulers", WARNING, "pid 2 on b", "batchq 0.2.0 stands by, the leader is 0.1.0"),
     ),
+    "a follower would decide by another configuration": (
+        with_follower(config="9f00aa11"),
+        *("schedulers", WARNING, "pid 2 on b"),
+        "stands by with configuration 9f00aa11, the leader uses 107d581d",
+    ),
+    "a scheduler's configuration file is wrong since it was changed": (
+        with_follower(refused_file=True),
+        *("schedulers", WARNING, "pid 2 on b", "its configuration file is wrong; the former"),
+    ),
     "a follower has no mirror yet": (
         with_follower(behind=None),
         *("schedulers", NOTE, "pid 2 on b", "has no mirror yet"),

@@ -377,7 +377,7 @@ def alloc(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int:
                 Conversation(has_terminal=False, has_input=False) as conversation,
             ):
                 variables = allocation_variables(key, pods) | write_launcher(Path(folder), pods)
-                child = _Child(words, short(key), os.environ | variables)
+                child = _Child(words, short(key), os.environ | shared.variables() | variables)
                 code = _hold(client, conversation, pods, hold, child)
             [result] = client.wait([key])
         if result.reached:

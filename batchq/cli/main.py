@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -19,6 +20,7 @@ from click.shell_completion import get_completion_class
 
 from batchq import __version__
 from batchq.cli.output import (
+    HIDDEN_URL,
     OUTPUT_FAILED,
     drop_stdout,
     echo,
@@ -206,7 +208,8 @@ class Commands(click.Group):
         """Run a command line; in standalone mode, end the process with its exit code."""
         words = list(sys.argv[1:] if args is None else args)
         if args is None and standalone_mode:
-            hide_password(words)
+            options = [one for one in self.params if isinstance(one, click.Option)]
+            hide_password(words, {name for one in options if not one.is_flag for name in one.opts})
             # A third of a short command's time would be a search for cycles among what it imports.
             gc.disable()
 
@@ -320,6 +323,10 @@ def main(
     start after evictions, 4 if one would wait, and 5 if one could never start.
     """
     is_option = ctx.get_parameter_source("redis_url") is ParameterSource.COMMANDLINE
+    if is_option and redis_url == HIDDEN_URL:
+        from batchq.paths import URL_VARIABLE
+
+        redis_url = os.environ.get(URL_VARIABLE, redis_url)
     ctx.obj = shared = Globals(
         redis_url=redis_url or None,
         is_option=is_option,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
+from batchq.api_session import ApiCredentials, write_credentials
+from batchq.cli.main import main
+from batchq.paths import Home
 from tests.daemon.waiting import until
 from tests.effort import sample
 
@@ -45,6 +50,60 @@ def test_a_running_command_shows_no_password(option: list[str]) -> None:
     finally:
         process.terminate()
         process.communicate(timeout=120)
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", f"redis://:{CANARY}@127.0.0.1:1/0"])
+def test_the_option_comes_before_an_api_and_another_server_whether_or_not_it_has_a_password(
+    url: str, home: Path
+) -> None:
+    elsewhere = {"BATCHQ_SERVER": "unix:/nowhere/api.sock", "BATCHQ_REDIS_URL": "unix:///nowhere"}
+    write_credentials(Home(home), ApiCredentials("unix:/nowhere/of-the-login.sock"))
+    done = subprocess.run(
+        [sys.executable, "-m", "batchq.cli", "--redis-url", url, "suspend", "g"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | elsewhere,
+    )
+    assert done.returncode == 9
+    assert "@127.0.0.1:1/0" in done.stderr or "redis://127.0.0.1:1/0" in done.stderr
+    assert "nowhere" not in done.stderr
+    assert CANARY not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--as", "alice", "--because", "away", "--redis-url", f"redis://:{CANARY}@127.0.0.1:1/0"],
+        ["--redis-url", "redis://h", "--redis-url", f"redis://:{CANARY}@127.0.0.1:1/0"],
+        [f"--redis-url=redis://:{CANARY}@h/0", "--redis-url", f"redis://:{CANARY}@127.0.0.1:1/0"],
+    ],
+)
+def test_a_password_is_found_behind_other_options(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "execve", _StartedAgain.of)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "batchq.cli", *options, "jobs"])
+    monkeypatch.setattr(sys, "argv", ["batchq", *options, "jobs"])
+    with pytest.raises(_StartedAgain) as again:
+        main()
+    assert CANARY not in " ".join(again.value.words)
+    assert again.value.words[-2:] == ["--redis-url=***", "jobs"]
+    assert again.value.environ["BATCHQ_REDIS_URL"] == f"redis://:{CANARY}@127.0.0.1:1/0"
+
+
+class _StartedAgain(Exception):
+    """A program that would have been started."""
+
+    words: list[str]
+    environ: dict[str, str]
+
+    @classmethod
+    def of(cls, path: str, words: list[str], environ: dict[str, str]) -> None:
+        """Raise what would have been started."""
+        raised = cls()
+        raised.words, raised.environ = words, environ
+        raise raised
 
 
 def test_a_url_without_a_password_is_left_as_it_is() -> None:

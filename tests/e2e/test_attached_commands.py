@@ -214,6 +214,15 @@ def test_commands_run_in_an_allocation_which_ends_with_its_own(stack: Machine) -
         assert phase(client, "held") == "Completed"
 
 
+def test_the_commands_of_an_allocation_use_the_server_that_its_option_names(
+    stack: Machine,
+) -> None:
+    words = ("alloc", "--name", "named", *SMALL, "--", "sh", "-c", "batchq run -- echo here")
+    elsewhere = {"BATCHQ_SERVER": "unix:/nowhere/api.sock", **PATH}
+    done = stack.fed("--redis-url", stack.url, *words, given=b"", exits=0, **elsewhere)
+    assert done.stdout == b"here\n"
+
+
 @pytest.mark.parametrize(("ends_with", "code"), [(0, 1), (4, 4)])
 def test_an_allocation_that_ends_before_its_command_says_why(
     stack: Machine, ends_with: int, code: int

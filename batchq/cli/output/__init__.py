@@ -19,7 +19,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any, Literal, NamedTuple, TextIO, TypeVar
@@ -285,6 +285,8 @@ def _null(flags: int, mode: Literal["r", "w"]) -> TextIO:
 
 
 _OPTION = "--redis-url"
+#: Stands on the command line for a URL that was moved to the environment.
+HIDDEN_URL = "***"
 #: A URL of hosts and a path that cannot contain a password, even if mistyped.
 _HARMLESS = re.compile(
     r"(rediss?(\+sentinel)?://[\w.-]+(:[0-9]+)?(,[\w.-]+(:[0-9]+)?)*(/[\w.-]*)*"
@@ -292,34 +294,29 @@ _HARMLESS = re.compile(
 )
 
 
-def hide_password(words: Sequence[str]) -> None:
-    """Restart the program without `--redis-url URL` if the URL may contain a password.
+def hide_password(words: Sequence[str], valued: Collection[str]) -> None:
+    """Restart the program with `--redis-url=***` in place of a URL that may contain a password.
 
-    Returns if there is nothing to hide. The new process gets the URL in its environment.
+    Returns if there is nothing to hide. The new process gets the URL in its environment. `valued`
+    are the options before the command whose value is the next word.
     """
-    place, length, url = _url_in(words)
-    if not length or _HARMLESS.fullmatch(url):
+    kept, hidden, place = list(words), "", 0
+    while place < len(kept) and kept[place].startswith("-"):
+        option, is_one_word, value = kept[place].partition("=")
+        end = place + (2 if option in valued and not is_one_word else 1)
+        url = value if is_one_word else "".join(kept[place + 1 : end])
+        if option == _OPTION and url and url != HIDDEN_URL and not _HARMLESS.fullmatch(url):
+            kept[place:end], hidden, end = [f"{_OPTION}={HIDDEN_URL}"], url, place + 1
+        place = end
+    if not hidden:
         return
     from batchq.paths import URL_VARIABLE
 
     # The interpreter's own arguments, before ours, stay as they are.
-    ours = len(sys.orig_argv) - len(words)
-    kept = [*sys.orig_argv[:ours], *words[:place], *words[place + length :]]
+    before = sys.orig_argv[: len(sys.orig_argv) - len(words)]
     sys.stdout.flush()
     # It is this same program.
-    os.execve(sys.executable, kept, {**os.environ, URL_VARIABLE: url})  # noqa: S606
-
-
-def _url_in(words: Sequence[str]) -> tuple[int, int, str]:
-    """Return the position of the option before the command, its number of words, and the URL."""
-    for place, word in enumerate(words):
-        if word == _OPTION and place + 1 < len(words):
-            return place, 2, words[place + 1]
-        if word.startswith(f"{_OPTION}="):
-            return place, 1, word.partition("=")[2]
-        if not word.startswith("-"):
-            break
-    return 0, 0, ""
+    os.execve(sys.executable, [*before, *kept], {**os.environ, URL_VARIABLE: hidden})  # noqa: S606
 
 
 #: Columns are left out to give the prose this width. Below the second width the prose is not

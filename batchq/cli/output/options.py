@@ -74,6 +74,12 @@ class Globals(NamedTuple):
             return found
         return found._replace(impersonated=self.impersonated, reason=self.reason)
 
+    def variables(self) -> dict[str, str]:
+        """Return the variables by which the commands of a program use the same server."""
+        from batchq.paths import SERVER_VARIABLE, URL_VARIABLE
+
+        return {URL_VARIABLE: self.redis_url or "", SERVER_VARIABLE: ""} if self.is_option else {}
+
 
 def _warn_of_the_end(credentials: ApiCredentials) -> None:
     from batchq.api_session import days_left

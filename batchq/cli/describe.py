@@ -300,9 +300,7 @@ def _priority(value: int, name: str) -> str:
 def show_node(client: Client, node: Node) -> None:
     """Print its state, capacity and usage, and its pods."""
     name = node.metadata.name
-    heartbeat = next(
-        (one.status.heartbeat for one in client.nodes() if one.metadata.name == name), None
-    )
+    heartbeat = node.status.heartbeat
     pods = [pod for pod in client.list("Pod") if isinstance(pod, Pod)]
     here = [pod for pod in pods if pod.status.node == name and pod.status.phase in ON_NODE]
     show_fields(

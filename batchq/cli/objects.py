@@ -299,7 +299,7 @@ def _pages(client: Client, kind: str, space: str, paging: Paging) -> Iterable[Pa
         size = paging.size if paging.limit is None else min(paging.size, paging.limit + 1)
         return client.pages(kind, namespace=space, after=paging.after, size=size)
     listing = client.listing(kind, namespace=space)
-    objects = tuple(client.nodes()) if kind == "Node" else listing.objects
+    objects = listing.objects
     if paging.after:
         objects = tuple(one for one in objects if key_of(one) > paging.after.partition(".")[2])
     return [Page(objects=objects, unreadable=listing.unreadable)]

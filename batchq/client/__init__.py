@@ -24,6 +24,8 @@ from functools import cached_property, partial
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import structs
+
 from batchq.api.objects import (
     DEFAULT,
     KINDS,
@@ -378,12 +380,13 @@ class Client:
         Raises NotFound, with the nearest existing name as a hint.
         """
         from batchq.client.changes.object_writes import find
+        from batchq.client.connection import with_heartbeats
         from batchq.client.request_fields import pod_named
 
         if kind == "Pod":
             return pod_named(self._store, key_named(name, namespace))
         key = key_named(name, namespace) if kind in NAMESPACED else name
-        return find(self._store, class_of(kind), key)
+        return with_heartbeats(self._store, [find(self._store, class_of(kind), key)])[0]
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
         """Return all objects of a kind in one namespace, or in all of them, ordered by key."""
@@ -391,7 +394,10 @@ class Client:
 
     def listing(self, kind: str, *, namespace: str = "") -> Listing:
         """Return what `list` returns, and the records among them that cannot be read."""
-        return self._store.listing(class_of(kind).__name__, namespace=namespace)
+        from batchq.client.connection import with_heartbeats
+
+        found = self._store.listing(class_of(kind).__name__, namespace=namespace)
+        return structs.replace(found, objects=with_heartbeats(self._store, found.objects))
 
     def count(self, kind: str) -> int:
         """Return the number of stored objects of a kind, including unreadable ones."""
@@ -703,9 +709,7 @@ class Client:
 
     def nodes(self) -> Sequence[Node]:
         """Return all nodes by name; `status.heartbeat` is the time of the last heartbeat."""
-        from batchq.client.connection import nodes_with_heartbeats
-
-        return nodes_with_heartbeats(self._store)
+        return [item for item in self.list("Node") if isinstance(item, Node)]
 
     def cordon(self, node: str) -> bool:
         """Stop placing pods on a node. Return False if it was cordoned already. Raises NotFound."""

@@ -7,7 +7,7 @@ import os
 import pwd
 import re
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
@@ -214,16 +214,18 @@ def hash_of(password: bytes) -> str:
 _ALIVE_MS = 15_000
 
 
-def nodes_with_heartbeats(store: RedisStore) -> list[Node]:
-    """Return all nodes by name; `status.heartbeat` is the time of the last heartbeat."""
-    beats = store.beats()
-    found = []
-    for node in store.list("Node"):
-        assert isinstance(node, Node)
-        heartbeat = beats.get(node.metadata.name, node.status.heartbeat)
-        status = structs.replace(node.status, heartbeat=heartbeat)
-        found.append(structs.replace(node, status=status))
-    return found
+def with_heartbeats(store: RedisStore, objects: Sequence[Object]) -> tuple[Object, ...]:
+    """Return nodes with the time of their last heartbeat, which does not write their records, and
+    other objects as they are.
+    """
+    names = [item.metadata.name for item in objects if isinstance(item, Node)]
+    beats = store.beats(names) if names else {}
+    return tuple(_heard(item, beats) if isinstance(item, Node) else item for item in objects)
+
+
+def _heard(node: Node, beats: Mapping[str, int]) -> Node:
+    heartbeat = beats.get(node.metadata.name, node.status.heartbeat)
+    return structs.replace(node, status=structs.replace(node.status, heartbeat=heartbeat))
 
 
 def refuse_live_nodes(store: RedisStore, objects: Iterable[Object]) -> None:

@@ -38,7 +38,7 @@ from batchq.api.views import (
     token_of_view,
 )
 from batchq.client.changes.object_writes import find
-from batchq.client.connection import has_no_leader
+from batchq.client.connection import has_no_leader, with_heartbeats
 from batchq.client.request import class_of
 from batchq.errors import NotFound, StoreUnavailable, WaitTimedOut
 from batchq.store.memory import EVENTS_KEPT, ObjectTable
@@ -575,10 +575,10 @@ def object_pages(
         entries = entries_after(entries, after)
     for some in pages.in_order(entries, size):
         page = pages.read_page(store.link, kind, some)
+        objects = with_heartbeats(store, page.objects)
         if kind in NAMESPACED and namespace:
-            of_space = [one for one in page.objects if one.metadata.namespace == namespace]
-            page = Page(objects=tuple(of_space), unreadable=page.unreadable)
-        yield page
+            objects = tuple(one for one in objects if one.metadata.namespace == namespace)
+        yield Page(objects=objects, unreadable=page.unreadable)
 
 
 def _most_pods_of(group: PodGroup) -> int:

@@ -19,7 +19,6 @@ from batchq.api.objects import (
     API_VERSION,
     DEFAULT,
     NAMESPACED,
-    Node,
     Object,
     Pod,
     PodGroup,
@@ -80,8 +79,7 @@ def list_objects(kind: str) -> Callable[[ApiCall], ApiAnswer | StreamAnswer]:
                 for one in page.unreadable
                 if look.may_read(one.key.partition("/")[0] if kind in NAMESPACED else "")
             ]
-            objects = look.with_heartbeats(page.objects)
-            shown = [one for item in objects if (one := look.shown(item)) is not None]
+            shown = [one for item in page.objects if (one := look.shown(item)) is not None]
             if len(items) + len(shown) > limit:
                 items += shown[: limit - len(items)]
                 following = sealed(token_of_object(items[-1]))
@@ -155,8 +153,6 @@ class _Look:
         self._call = call
         self._kind = kind
         self._allowed: dict[str, bool] = {}
-        #: The heartbeats of nodes are not part of their records.
-        self._nodes: dict[str, Node] | None = None
         self._groups: dict[str, dict[str, PodGroup]] = {}
 
     def may_read(self, namespace: str) -> bool:
@@ -175,14 +171,6 @@ class _Look:
         if isinstance(item, Pod):
             return self._pod(item)
         return item if self.may_read(item.metadata.namespace) else None
-
-    def with_heartbeats(self, objects: Sequence[Object]) -> Sequence[Object]:
-        """Return nodes with their heartbeats, and other objects as they are."""
-        if self._kind != "Node":
-            return objects
-        if self._nodes is None:
-            self._nodes = {node.metadata.name: node for node in self._call.client.nodes()}
-        return [self._nodes.get(item.metadata.name, item) for item in objects]
 
     def _pod(self, pod: Pod) -> Pod | None:
         group = self._groups_of(pod.metadata.namespace).get(pod.status.group_uid)

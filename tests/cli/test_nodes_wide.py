@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
 
@@ -52,3 +56,16 @@ def test_a_node_says_under_which_accounts_its_pods_run(batchq: Batchq, stage: St
     assert [line.split() for line in described if "run as" in line] == [
         ["Pods", "run", "as:", "owner"]
     ]
+
+
+@pytest.mark.both_doors
+def test_one_node_is_shown_with_its_last_heartbeat_as_the_list_is(
+    batchq: Batchq, stage: Stage
+) -> None:
+    listed = json.loads(batchq("get", "nodes", "-o", "json").out)
+    [beat] = [
+        one["status"]["heartbeat"] for one in listed["items"] if one["metadata"]["name"] == "n1"
+    ]
+    alone = json.loads(batchq("get", "node", "n1", "-o", "json").out)
+    assert alone["status"]["heartbeat"] == beat
+    assert "Heard:" in batchq("describe", "node", "n1").out

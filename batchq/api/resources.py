@@ -100,6 +100,21 @@ def with_untyped(amounts: Amounts) -> Amounts:
     return {**_untyped(amounts), **amounts}
 
 
+def used_of(offered: Mapping[str, int], used: Mapping[str, int]) -> Amounts:
+    """Return what is in use of what a node offers, where requests for any type use its types, too.
+
+    Of a type, at least that much is in use which the other types cannot be: no type has more left
+    than its resource has.
+    """
+    found = dict(used)
+    for name, units in offered.items():
+        base, colon, _ = name.partition(":")
+        beyond_others = used.get(base, 0) - max(0, offered.get(base, 0) - units)
+        if colon and base in offered and beyond_others > found.get(name, 0):
+            found[name] = beyond_others
+    return found
+
+
 def untyped_lacking(amounts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """Yield the resources that state less than the sum of their types, and that sum."""
     for base, units in _untyped(amounts).items():

@@ -27,7 +27,7 @@ from batchq.api.objects import (
     key_of,
     kind_of,
 )
-from batchq.api.resources import MEMORY, PODS, describe_quantity
+from batchq.api.resources import MEMORY, PODS, describe_quantity, used_of
 from batchq.api.resources import describe as describe_amounts
 from batchq.api.transaction import CONTAINMENT_LABEL, Event, node_scope
 from batchq.api.views import NO_LEADER, GroupView, Why
@@ -322,7 +322,7 @@ def show_node(client: Client, node: Node) -> None:
             ("Containment", node.metadata.labels.get(CONTAINMENT_LABEL, "")),
         ]
     )
-    used = client.ledger().get(node_scope(name), {})
+    used = used_of(node.spec.resources, client.ledger().get(node_scope(name), {}))
     rows = [("NAME", "HAS", "USED", "FREE")]
     rows += [
         _resource_row(resource, node.spec.resources.get(resource), used)

@@ -115,6 +115,20 @@ def test_a_model_is_used_up_before_the_gpus_of_a_node_are(batchq: Batchq, stage:
     assert phases(stage, "a", "b", "c", "d") == ["InQueue", "Pending", "InQueue", "Pending"]
 
 
+def test_gpus_of_pods_that_name_no_model_are_missing_from_the_only_model_of_a_node(
+    batchq: Batchq, stage: Stage
+) -> None:
+    stage.furnish(a_node("n1", cpu=8, gpu=4, **{"gpu:h100": 4}))
+    batchq("submit", "--name", "any", "--gpus", "2", "--", "true")
+    batchq("submit", "--name", "one", "--gpus", "h100:1", "--", "true")
+    batchq("submit", "--name", "two", "--gpus", "h100:2", "--", "true")
+    assert phases(stage, "any", "one", "two") == ["InQueue", "InQueue", "Pending"]
+    rows = [line.split() for line in batchq("describe", "node", "n1").lines if "gpu" in line]
+    assert rows[:2] == [["gpu", "4", "3", "1"], ["gpu:h100", "4", "3", "1"]]
+    [row] = [line for line in batchq("nodes").lines if line.startswith("n1")]
+    assert "gpu 3, gpu:h100 3" in row
+
+
 def test_a_quota_on_gpus_counts_those_of_every_model(batchq: Batchq, stage: Stage) -> None:
     stage.furnish(a_node("n1", cpu=8, gpu=8, **{"gpu:h100": 8}), a_quota(gpu=3))
     batchq("submit", "--name", "a", "--gpus", "h100:2", "--", "true")

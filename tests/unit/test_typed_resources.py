@@ -8,7 +8,7 @@ import pytest
 
 from batchq.api.manifest import decode
 from batchq.api.objects import Node, PodGroup
-from batchq.api.resources import with_amount
+from batchq.api.resources import used_of, with_amount
 from batchq.api.validation import check
 from batchq.client.request import Request, group_of
 from batchq.client.request_fields import read_fields
@@ -49,6 +49,28 @@ def test_a_type_counts_as_its_resource(requests: dict[str, Any], counted: dict[s
     found = group(requests)
     check(found)
     assert requests_of(found) == counted
+
+
+@pytest.mark.parametrize(
+    ("offered", "used", "types"),
+    [
+        ({"gpu": 4, "gpu:h100": 4}, {"gpu": 2}, {"gpu:h100": 2}),
+        ({"gpu": 4, "gpu:h100": 4}, {"gpu": 3, "gpu:h100": 1}, {"gpu:h100": 3}),
+        ({"gpu": 4, "gpu:h100": 2, "gpu:a100": 2}, {"gpu": 2}, {}),
+        ({"gpu": 4, "gpu:h100": 2, "gpu:a100": 2}, {"gpu": 3}, {"gpu:h100": 1, "gpu:a100": 1}),
+        # An agent no longer offers the model that a pod without one has taken.
+        ({"gpu": 4, "gpu:h100": 1, "gpu:a100": 2}, {"gpu": 1}, {}),
+        ({"gpu": 4, "gpu:h100": 3}, {"gpu": 2, "gpu:h100": 2}, {"gpu:h100": 2}),
+        ({"mig:1g": 2, "mig:2g": 2}, {"mig": 2, "mig:1g": 2}, {"mig:1g": 2}),
+        ({"gpu": 2, "gpu:h100": 2}, {}, {}),
+    ],
+)
+def test_a_type_is_used_by_the_requests_that_no_other_type_can_meet(
+    offered: dict[str, int], used: dict[str, int], types: dict[str, int]
+) -> None:
+    found = used_of(offered, used)
+    assert {name: units for name, units in found.items() if ":" in name} == types
+    assert all(found[name] == units for name, units in used.items() if ":" not in name)
 
 
 def test_the_types_of_a_minimum_and_of_a_node_count_as_well() -> None:

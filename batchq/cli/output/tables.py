@@ -19,7 +19,7 @@ from batchq.api.objects import (
     full_name,
 )
 from batchq.api.reasons import Waiting
-from batchq.api.resources import MEMORY, PODS, Amounts, describe, describe_quantity
+from batchq.api.resources import MEMORY, PODS, Amounts, describe, describe_quantity, used_of
 from batchq.api.transaction import (
     MEMORY_LIMIT_ANNOTATION,
     POD_GROUPS,
@@ -298,7 +298,7 @@ def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:
     )  # fmt: skip
     rows = []
     for node in nodes:
-        used = ledger.get(node_scope(node.metadata.name), {})
+        used = used_of(node.spec.resources, ledger.get(node_scope(node.metadata.name), {}))
         heartbeat = node.status.heartbeat
         rows.append(
             (

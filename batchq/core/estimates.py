@@ -37,6 +37,7 @@ from batchq.core.kept_capacity import awaits_victims, victims_left
 from batchq.core.pending_queue import blockers, out_of_line_refusals, waits_in_line
 from batchq.core.placement.feasibility import fits_when_empty, nodes_away, why_no_known_node
 from batchq.core.placement.placement import gang_of
+from batchq.core.placement.trial import PLUGIN as NODES
 from batchq.core.quota import ROOT
 from batchq.core.quota.fair_shares import fair_shares
 from batchq.core.quota.ledger import LedgerView, title_of
@@ -56,8 +57,8 @@ _PASS = frozenset({Waiting.BACKING_OFF, Waiting.WAITING_FOR_PREEMPTION})
 _PASS_FOR_CAPACITY = _PASS | {Waiting.WAITING_FOR_CHECKS}
 _UNKNOWN_VICTIMS = "it waits for victims whose ends are unknown"
 
-#: Plugins whose refusals the plan itself accounts for: groups ahead in line, and preemptors.
-_ABOUT_THE_LINE = ("enqueue", "pledge")
+#: Whose refusals the plan itself accounts for: groups ahead in line, preemptors, and nodes.
+_PLANNED_FOR = ("enqueue", "pledge", NODES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,8 +379,10 @@ def _strategy(session: Session, group: GroupState) -> str:
 
 
 def _is_unexplained(verdict: Verdict) -> bool:
-    """Return whether a third-party plugin refuses for a reason that no limit explains."""
-    return verdict.in_line and verdict.limit is None and verdict.plugin not in _ABOUT_THE_LINE
+    """Return whether a group is refused for what neither limits nor the nodes explain: by a
+    third-party plugin, or because no node is ready.
+    """
+    return verdict.in_line and verdict.limit is None and verdict.plugin not in _PLANNED_FOR
 
 
 def _own_reason(session: Session, group: GroupState) -> str:

@@ -21,7 +21,7 @@ from batchq.api.objects import (
 )
 from batchq.assembly import assemble
 from batchq.config import DEFAULT_PLUGINS, SchedulerConfig
-from batchq.core.estimates import Expected, expected_starts
+from batchq.core.estimates import Expected, earliest_start, expected_starts
 from batchq.core.session.session import Session
 from tests.builders import (
     a_group,
@@ -31,6 +31,7 @@ from tests.builders import (
     a_quota,
     a_running_group,
     a_snapshot,
+    a_task,
 )
 from tests.property.worlds import dump
 
@@ -69,10 +70,29 @@ def decided(*objects: Any, **config: Any) -> Session:
 
 
 def estimates_of(*objects: Any, **more: Any) -> dict[str, Expected]:
-    """Return name -> estimate for every pending group, at time 0."""
+    """Return name -> estimate for every pending group, at time 0. The estimates are the same before
+    and after a session has stored why the groups wait.
+    """
     session = decided(*objects)
+    found = by_name(session, **more)
+    assert by_name(decided(*as_stored(session, objects)), **more) == found
+    return found
+
+
+def by_name(session: Session, **more: Any) -> dict[str, Expected]:
     found = expected_starts(session, **more)
     return {session.groups[uid].record.metadata.name: one for uid, one in found.items()}
+
+
+def as_stored(session: Session, objects: tuple[Any, ...]) -> list[Any]:
+    """Return the objects with the groups that still wait as the session has stored them."""
+    waiting = {uid: one.status for uid, one in session.groups.items() if one.phase == "Pending"}
+    return [
+        structs.replace(one, status=waiting[one.metadata.uid])
+        if isinstance(one, PodGroup) and one.metadata.uid in waiting
+        else one
+        for one in objects
+    ]
 
 
 def starts(*objects: Any, **more: Any) -> dict[str, float | str]:
@@ -330,6 +350,35 @@ def test_a_group_that_fits_on_no_node_starts_when_a_node_has_enough_free_capacit
         waits("a", 2, 9),
     )
     assert found["a"].at == 100_000
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_a_group_that_only_busy_nodes_refuse_starts_when_these_are_free(strategy: Strategy) -> None:
+    """The cluster has enough free cpus in all, but not on the nodes that the group may use."""
+    gpu = {"pool": "gpu"}
+    task = a_task(requests={"cpu": 4}, node_selector=gpu)
+    world = [
+        *(a_node("n1", cpu=8, labels=gpu), a_node("n2", cpu=8, labels=gpu), a_node("n3", cpu=8)),
+        *runs("fill", 7, 170),
+        *runs("more", 7, 180, node="n2"),
+        served(strategy),
+        waits("a", 4, 60, tasks=(task,)),
+        waits("b", 4, 60, tasks=(task,)),
+    ]
+    found = estimates_of(*world)
+    assert {name: (one.at, one.ended) for name, one in found.items()} == {
+        "a": (170_000, ("default/fill",)),
+        "b": (170_000, ("default/fill",)),
+    }
+    again = decided(*as_stored(decided(*world), tuple(world)))
+    assert earliest_start(again, again.by_key["default/b"]).at == 170_000
+
+
+def test_a_group_that_waits_for_any_ready_node_has_no_start() -> None:
+    found = estimates_of(a_node(cpu=4, ready=False), *runs("r", 1, 100), waits("a", 1, 9))
+    assert found["a"] == Expected(
+        None, why="WaitingForResources: no node is ready, of the 1 there are"
+    )
 
 
 def test_a_group_that_never_fits_on_a_node_has_no_start_and_takes_no_capacity() -> None:

@@ -141,7 +141,8 @@ class QueueView(Struct, frozen=True, kw_only=True):
     """A queue as lists show it. Amounts are in integer units; counts and sums are of its subtree.
 
     `charged` is used + reserved, as in the ledger; `borrowed` is its excess over `deserved`.
-    `share` is the largest charged / deserved of any resource, a number or "inf".
+    `share` is the largest charged / deserved of any resource, a number or "inf"; None if the queue
+    holds and deserves nothing.
     """
 
     queue: Queue
@@ -160,7 +161,7 @@ class QueueView(Struct, frozen=True, kw_only=True):
     deserved: Amounts
     #: Its stated guarantee; a queue with children has at least the sum of theirs.
     guarantee: Amounts
-    share: float | str
+    share: float | str | None
     #: The stops that apply to it: its own and its ancestors', the highest first.
     stops: tuple[Stop, ...] = ()
 
@@ -288,7 +289,7 @@ class QueueShare(Struct, frozen=True, kw_only=True, rename="camel"):
     """The group's queue, and the queues that hold what it deserves (`borrowers`)."""
 
     name: str
-    share: float | str
+    share: float | str | None
     deserved: Amounts
     charged: Amounts
     borrowed: Amounts

@@ -239,12 +239,14 @@ def _queue(why: Why) -> str:
     share = why.queue_share
     if share is None:
         return ""
+    if share.share is None:
+        return f"{share.name} holds and deserves nothing"
     held = [
         f"{name} {describe_quantity(name, share.charged.get(name, 0))}"
         f" of {describe_quantity(name, units)}"
         for name, units in share.deserved.items()
     ]
-    holds = f" holds {', '.join(held)} deserved;" if held else ""
+    holds = f" holds {', '.join(held)} deserved;" if held else ":"
     return f"{share.name}{holds} share {share.share}"
 
 

@@ -92,7 +92,7 @@ class _QueueRow(Row, frozen=True):
     reserved: Quantities
     charged: Quantities
     borrowed: Quantities
-    share: float | str
+    share: float | str | None
     pending_groups: int
     pending: Quantities
     admitted_groups: int

@@ -46,7 +46,7 @@ from batchq.core.placement.trial import verdicts_of
 from batchq.core.quota import ROOT, QueueTree
 from batchq.core.quota.fair_shares import (
     deserved_of_queues,
-    share_of_queue,
+    reported_share,
     usage_of_queue,
 )
 from batchq.core.session.session import Session
@@ -615,7 +615,7 @@ def _view(
         running_groups=sums.running.get(name, 0),
         deserved=rightful,
         guarantee=dict(tree.guarantee(name)),
-        share=share_of_queue(session, name).rounded(),
+        share=reported_share(session, name),
         stops=_stops(session, tree.chain(name)),
     )
 

@@ -20,7 +20,7 @@ from batchq.api.transaction import queue_scope
 from batchq.core.eligibility import is_active
 from batchq.core.pending_queue import WaitingAlike, waiting_alike
 from batchq.core.quota import ROOT
-from batchq.core.quota.fair_shares import deserved_of_queues, resources_named, share_of_queue
+from batchq.core.quota.fair_shares import deserved_of_queues, reported_share, resources_named
 from batchq.core.session.session import Session
 from batchq.core.session.session_nodes import NodeState
 from batchq.core.session.state import GroupState
@@ -46,7 +46,8 @@ class QueueLevels(Struct, frozen=True, kw_only=True):
     """The values of one queue: `amounts` is kind -> resource -> whole units."""
 
     amounts: dict[str, dict[str, float]]
-    share: float
+    #: None if it holds and deserves nothing.
+    share: float | None
     weight: int | None
 
 
@@ -245,6 +246,7 @@ def _queue(
 ) -> QueueLevels:
     held = ("allocated", "reserved", "pending")
     queue = session.queues.get(name)
+    share = reported_share(session, name)
     return QueueLevels(
         amounts={
             kind: {
@@ -254,7 +256,7 @@ def _queue(
             }
             for kind in KINDS
         },
-        share=float(share_of_queue(session, name).rounded()),
+        share=None if share is None else float(share),
         weight=None if queue is None else queue.record.spec.weight,
     )
 

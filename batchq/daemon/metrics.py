@@ -677,7 +677,11 @@ class Metrics:
                 for kind, amounts in queue.amounts.items()
                 for resource, amount in amounts.items()
             ],
-            QUEUE_SHARE.name: [((name,), queue.share) for name, queue in levels.queues.items()],
+            QUEUE_SHARE.name: [
+                ((name,), queue.share)
+                for name, queue in levels.queues.items()
+                if queue.share is not None
+            ],
             QUEUE_WEIGHT.name: [
                 ((name,), queue.weight)
                 for name, queue in levels.queues.items()

@@ -487,7 +487,7 @@ def show_metrics(call: ApiCall) -> ApiAnswer:
             "batchq_queue_share",
             "The queue's use divided by its deserved share.",
             ("queue",),
-            (((one.name,), float(one.share)) for one in queues),
+            (((one.name,), float(one.share)) for one in queues if one.share is not None),
         ),
         _gauge(
             "batchq_nodes",

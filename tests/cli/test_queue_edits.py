@@ -195,16 +195,16 @@ def test_the_root_has_a_page_even_if_it_is_not_stored(batchq: Batchq, stage: Sta
     assert batchq("queues", "-o", "name").lines == ["a", "default"]
 
 
-def test_the_share_of_a_queue_that_holds_nothing_is_a_dash_and_a_number_in_json(
+def test_the_share_of_a_queue_that_holds_and_deserves_nothing_is_a_dash_and_null_in_json(
     batchq: Batchq, stage: Stage
 ) -> None:
     stage.furnish(a_queue("idle"))
     [_, row, _] = batchq("queues").lines
     assert cells(row)[5] == "-"
     assert "Share:       -" in batchq("queues", "show", "idle").lines
-    assert json.loads(batchq("queues", "show", "idle", "-o", "json").out)["share"] == 1.0
+    assert json.loads(batchq("queues", "show", "idle", "-o", "json").out)["share"] is None
     items = json.loads(batchq("queues", "-o", "json").out)["items"]
-    assert [item["share"] for item in items] == [1.0, 1.0]
+    assert [item["share"] for item in items] == [None, None]
 
 
 def test_the_grace_of_a_command_can_be_stated(batchq: Batchq, stage: Stage) -> None:

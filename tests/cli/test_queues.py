@@ -57,7 +57,7 @@ def test_a_pipe_gets_a_row_for_each_queue_indented_below_its_parent(overview: Ov
         ("NAME", "WEIGHT", "USED/DESERVED", "RESERVED", "BORROWED", "SHARE", "PENDING"),
         ("batch", "2", "cpu 5/2", "", "cpu 3", "2.50", "0"),
         ("default", "1", "", "", "", "", "0"),
-        ("ml", "1", "cpu 0/6, gpu 0/4", "", "", "", "1"),
+        ("ml", "1", "cpu 0/6, gpu 0/4", "", "", "0.00", "1"),
         ("org", "1", "cpu 8/8, memory 0/16Gi", "", "", "1.00", "2"),
         ("  team-a", "3", "cpu 8/8", "", "", "1.00", "1"),
         ("  team-b", "1", "", "", "", "", "1 (Hold)"),
@@ -71,7 +71,7 @@ def test_a_terminal_of_80_columns_has_a_line_for_each_resource(overview: Overvie
         "NAME       WEIGHT  USED/DESERVED  RESERVED  BORROWED  SHARE  PENDING",
         "batch      2       cpu 5/2        -         3         2.50   0",
         "default    1       -              -         -         -      0",
-        "ml         1       cpu 0/6        -         -         -      1",
+        "ml         1       cpu 0/6        -         -         0.00   1",
         "                   gpu 0/4        -         -",
         "org        1       cpu 8/8        -         -         1.00   2",
         "│                  memory 0/16Gi  -         -",
@@ -120,6 +120,8 @@ def test_json_is_a_flat_list_with_parents_children_and_canonical_amounts(
     assert batch["used"] == {"cpu": "5", "pods": "5"}
     assert (batch["reserved"], batch["borrowed"]) == ({}, {"cpu": "3"})
     assert batch["share"] == 2.5
+    # An idle queue does not look like one that holds just what it deserves.
+    assert (rows["ml"]["share"], rows["team-b"]["share"]) == (0.0, None)
     assert rows["team-b"]["stops"] == [{"queue": "team-b", "stopPolicy": "Hold"}]
     assert isinstance(rows["org"]["deserved"], dict)
     assert rows["org"]["deserved"]["memory"] == "17179869184"

@@ -53,6 +53,20 @@ def test_why_shows_the_reason_its_numbers_and_a_remedy(busy: Stage, batchq: Batc
 
 
 @pytest.mark.both_doors
+def test_why_says_that_a_queue_has_no_share_if_it_holds_and_deserves_nothing(
+    stage: Stage, batchq: Batchq
+) -> None:
+    stage.furnish(a_queue("closed", stop_policy="Hold"))
+    batchq("submit", "--name", "g", "--queue", "closed", "--cpus", "1", "--", "true")
+    stage.turn()
+    line = "Queue:  closed holds and deserves nothing"
+    assert line in batchq("why", "g").lines
+    found = json.loads(batchq("why", "g", "-o", "json").out)
+    assert found["queueShare"]["share"] is None
+    assert json.loads(batchq("queues", "show", "closed", "-o", "json").out)["share"] is None
+
+
+@pytest.mark.both_doors
 def test_why_of_a_node_points_to_its_description(busy: Stage, batchq: Batchq) -> None:
     refused = batchq("why", "n1")
     assert (refused.code, refused.err.splitlines()) == (

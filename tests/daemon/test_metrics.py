@@ -141,6 +141,7 @@ def test_a_queue_shows_what_it_may_have_holds_and_asks_for_in_cores_and_bytes(
     assert seen.value("queue_resource", **memory, kind="capability") is None
     # It holds all of its deserved memory, because it requests no more.
     assert seen.value("queue_share", queue="team") == 1
+    assert seen.value("queue_share", queue="default") is None
     assert seen.value("queue_weight", queue="team") == 3
 
 

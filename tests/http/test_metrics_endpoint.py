@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from batchq.api.access import Visibility, parse_binding
 from batchq.client.access_control import Actor, Delegate
+from tests.builders import a_queue
 from tests.client.stage import Stage
 from tests.harness.server import Server
 from tests.http.api_process import Caller, RunningApi
@@ -73,7 +74,8 @@ def groups_in(found: dict[tuple[str, str], float]) -> float:
     return sum(value for (name, _), value in found.items() if name == "batchq_groups")
 
 
-def test_an_operator_scrapes_all_groups_queues_and_nodes(users: Users) -> None:
+def test_an_operator_scrapes_all_groups_queues_and_nodes(users: Users, stage: Stage) -> None:
+    stage.furnish(a_queue("idle"))
     found = metrics(users.caller("olga", ("operator", "*")))
     assert groups_in(found) == 4
     assert found["batchq_groups", "phase=Pending queue=default"] == 2
@@ -86,6 +88,8 @@ def test_an_operator_scrapes_all_groups_queues_and_nodes(users: Users) -> None:
     }
     assert amounts == {"allocated": 2, "reserved": 0, "pending": 110}
     assert ("batchq_queue_share", "queue=default") in found
+    assert found["batchq_queue_resource", "kind=allocated queue=idle resource=cpu"] == 0
+    assert ("batchq_queue_share", "queue=idle") not in found
 
 
 def test_a_tenant_scrapes_the_groups_that_it_sees(users: Users, visibility: Visibility) -> None:

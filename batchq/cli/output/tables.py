@@ -285,10 +285,8 @@ def _in_tree(views: Sequence[QueueView], *, lines: bool) -> list[tuple[str, str]
 
 
 def share_text(view: QueueView) -> str:
-    """Return the share with two decimals, or `inf`; '' if the queue holds nothing."""
-    if not any(view.charged.values()):
-        return ""
-    return view.share if isinstance(view.share, str) else f"{view.share:.2f}"
+    """Return the share with two decimals, or `inf`; '' if the queue has none."""
+    return f"{view.share:.2f}" if isinstance(view.share, float) else view.share or ""
 
 
 def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:

@@ -215,6 +215,22 @@ def share_of_queue(session: Session, queue: str) -> Share:
     return share_of(held, deserved, apart=_apart_for(session, queue))
 
 
+def reported_share(session: Session, queue: str) -> float | str | None:
+    """Return a queue's share for people, rounded; None if it holds and deserves nothing.
+
+    The order of queues needs a value then, too: 1.
+    """
+    held = session.ledger.sums.get(queue_scope(queue), {})
+    deserved = deserved_of_queues(session).get(queue, {})
+    apart = _apart_for(session, queue)
+    is_idle = all(
+        units == 0 or name in apart
+        for amounts in (held, deserved)
+        for name, units in amounts.items()
+    )
+    return None if is_idle else share_of(held, deserved, apart=apart).rounded()
+
+
 def _apart_for(session: Session, queue: str) -> frozenset[str]:
     """Return the dimensions that are left out of a queue's share."""
     if session.tree.deserves_pods:

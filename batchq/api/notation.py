@@ -158,7 +158,7 @@ Unfold: TypeAlias = Callable[[Mapping[str, object], Path], Iterable[Entry]]
 S = TypeVar("S", bound=Struct)
 
 #: In these fields a number is read as its text: `annotations: {batchq/runtime: 30}`.
-_TEXT_OF_NUMBERS = frozenset({"annotations", "command", "env", "parameters"})
+_TEXT_OF_NUMBERS = frozenset({"annotations", "command", "env", "halfLife", "parameters"})
 _LARGEST_FACTOR = 1_000_000
 #: Short, and with a short exponent: an exponent of millions costs as many digits, or overflows.
 _FACTOR = re.compile(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,2})?")

@@ -443,9 +443,12 @@ def _half_life(fairness: Fairness) -> int | None:
     try:
         half_life_ms = parse_duration(written)
     except ValueError as problem:
-        raise Malformed(path, f"{problem}, or {_OFF}") from None
+        raise Malformed(path, f"{problem}; {_OFF} means that past usage does not count") from None
     if half_life_ms < SECOND:
-        raise Malformed(path, f"expected at least 1s, or {_OFF}, found {shown(written)}")
+        raise Malformed(
+            path,
+            f"expected at least 1s, found {written}; {_OFF} means that past usage does not count",
+        )
     return half_life_ms
 
 

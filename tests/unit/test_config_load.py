@@ -103,6 +103,12 @@ def test_a_printed_configuration_reads_as_the_same() -> None:
     assert read_config(text_of(as_written(config)), "printed.yaml") == config
 
 
+def test_a_half_life_without_a_unit_is_in_seconds() -> None:
+    config = read_config("fairness: {halfLife: 3600}\n", "scheduler.yaml")
+    assert config.settings.half_life_ms == 3_600_000
+    assert read_config(text_of(as_written(config)), "printed.yaml") == config
+
+
 WRONG = {
     "an unknown setting": (
         "actions: [enqueue]\nshedulePeriod: 1s\n",
@@ -140,6 +146,20 @@ WRONG = {
     "an order by usage that does not count": (
         "fairness: {halfLife: off, order: usage}\n",
         ("scheduler.yaml, line 1: fairness.order: usage needs a half-life, found halfLife: off"),
+    ),
+    "a half-life of nothing": (
+        "fairness: {halfLife: 0}\n",
+        (
+            "scheduler.yaml, line 1: fairness.halfLife: expected at least 1s, found 0;"
+            " off means that past usage does not count"
+        ),
+    ),
+    "a half-life that is no duration": (
+        "fairness: {halfLife: soon}\n",
+        (
+            "scheduler.yaml, line 1: fairness.halfLife: expected a duration such as 90s, 2h or 1d,"
+            " found 'soon'; off means that past usage does not count"
+        ),
     ),
     "an unknown order": (
         "fairness: {order: fair}\n",

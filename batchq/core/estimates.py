@@ -23,14 +23,17 @@ nodes.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
+from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase
+from batchq.api.objects import Pod
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
-from batchq.api.resources import Amounts
-from batchq.api.transaction import CLUSTER, queue_scope
+from batchq.api.resources import Amounts, minus
+from batchq.api.transaction import queue_scope
 from batchq.core.eligibility import holds_off
 from batchq.core.expected_ends import ends, is_stopping, not_before_of
 from batchq.core.kept_capacity import awaits_victims, victims_left
@@ -59,6 +62,9 @@ _UNKNOWN_VICTIMS = "it waits for victims whose ends are unknown"
 
 #: Whose refusals the plan itself accounts for: groups ahead in line, preemptors, and nodes.
 _PLANNED_FOR = ("enqueue", "pledge", NODES)
+
+#: A scope of the ledger or a node, and a resource.
+_Part: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,8 +406,9 @@ def _sums_of(session: Session) -> LedgerView:
 
 
 def earliest_start(session: Session, group: GroupState) -> Expected:
-    """Return the earliest start of a group if no other group is admitted before. `ended` are all
-    groups whose ends until then free what it lacks. Leaves no trace in the session.
+    """Return the earliest start of a group if no other group is admitted before. `ended` are groups
+    whose ends until then free what it lacks, and none whose end it could do without. Leaves no
+    trace in the session.
     """
     if group.phase != PodGroupPhase.PENDING:
         return Expected(session.now_ms)
@@ -445,16 +452,78 @@ def _first_fit(session: Session, group: GroupState, not_before: int) -> Expected
 def _ended_until(
     session: Session, table: LedgerTimeline, group: GroupState, at: int, lacking: list[Verdict]
 ) -> tuple[str, ...]:
-    """Return the keys of the groups whose ends until an instant free what a group lacks now: by the
-    limits, or else on nodes.
+    """Return the keys of the groups whose ends until an instant free what a group lacks now, by the
+    limits or on the nodes that it finds then. Groups are left out if the others free enough.
     """
-    names = {verdict.resource for verdict in lacking} or set(group.reservation)
-    subjects = {verdict.subject for verdict in lacking} or {title_of(CLUSTER)}
-    ended = (
-        session.groups[uid].key
-        for uid, scopes, freed in table.freed_until(at)
-        if uid != group.uid
-        and subjects & set(map(title_of, scopes))
-        and any(freed.get(name, 0) > 0 for name in names)
-    )
-    return tuple(dict.fromkeys(ended))
+    if table.fits_now(group, None):
+        return ()
+    on_nodes = _lacking_on_nodes(session, table, group, at)
+    spare = _spare_of_limits(session, table, group, at, lacking)
+    freed: dict[str, Counter[_Part]] = {}
+    for uid, scopes, amounts in table.freed_until(at):
+        mine = freed.setdefault(uid, Counter())
+        mine.update({part: amounts.get(part[1], 0) for part in spare if part[0] in scopes})
+    for gone, pod in _pods_ended_until(session, at) if on_nodes else ():
+        for name, units in gone.requests_of(pod).items():
+            if (part := (_on_node(pod.status.node), name)) in on_nodes:
+                freed.setdefault(gone.uid, Counter())[part] += units
+    freed.pop(group.uid, None)
+    # A pledge or a shared node may keep others out of what an end frees there.
+    are_exact = not session.carried.sharing and not any(session.ledger.preemptors.values())
+    for part, units in on_nodes.items():
+        spare[part] = sum(mine[part] for mine in freed.values()) - units if are_exact else 0
+    needed = []
+    for uid, mine in freed.items():
+        if all(units <= spare[part] for part, units in mine.items() if units):
+            for part, units in mine.items():
+                spare[part] -= units
+        else:
+            needed.append(session.groups[uid].key)
+    return tuple(needed)
+
+
+def _spare_of_limits(
+    session: Session, table: LedgerTimeline, group: GroupState, at: int, lacking: list[Verdict]
+) -> dict[_Part, int]:
+    """Return how much more is free at an instant than a group asks for, where a limit refuses it
+    now. Nothing counts as spare beside guarantees: what their queue frees is left to it again.
+    """
+    by_title = {title_of(scope): scope for scope in group.scopes}
+    then = table.ledger_at(bisect_right(table.instants(), at) - 1, group)
+    spare: dict[_Part, int] = {}
+    for verdict in lacking:
+        scope, name = by_title[verdict.subject], verdict.resource
+        most = (verdict.limit or 0) - (verdict.need or 0)
+        is_exact = not session.ledger.unused
+        spare[scope, name] = most - then.without(group, scope, name) if is_exact else 0
+    return spare
+
+
+def _lacking_on_nodes(
+    session: Session, table: LedgerTimeline, group: GroupState, at: int
+) -> dict[_Part, int]:
+    """Return how much must still become free on the nodes that a group finds at an instant."""
+    lacking: dict[_Part, int] = {}
+    for name, amounts in table.places_for(group, at, None).items():
+        free = session.nodes.by_name[name].free
+        missing = amounts if session.carried.sharing else minus(amounts, free)
+        lacking.update({(_on_node(name), resource): units for resource, units in missing.items()})
+    return lacking
+
+
+def _pods_ended_until(session: Session, at: int) -> Iterator[tuple[GroupState, Pod]]:
+    """Yield the pods that leave their nodes until an instant, each once, with their groups."""
+    seen: set[str] = set()
+    for end in ends(session):
+        if end.at > at:
+            return
+        live = end.group.live_pods.values() if end.whole else ()
+        # Pods that are being stopped have ends of their own.
+        for pod in (*end.pods, *(pod for pod in live if not is_stopping(end.group, pod))):
+            if pod.status.phase in ON_NODE and pod.metadata.uid not in seen:
+                seen.add(pod.metadata.uid)
+                yield end.group, pod
+
+
+def _on_node(name: str) -> str:
+    return f"node:{name}"

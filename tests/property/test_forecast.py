@@ -93,6 +93,10 @@ def test_the_group_fits_when_the_ends_have_come_and_not_before(world: list[Any])
             later = after(session, [*own, *reached])
             assert over_any_limit(later, later.groups[group.uid]) == []
             assert not refused_by_nodes(later, later.groups[group.uid])
+            named = [end for end in reached if end.group.key in result.ended]
+            enough = after(session, [*own, *named])
+            assert over_any_limit(enough, enough.groups[group.uid]) == []
+            assert not refused_by_nodes(enough, enough.groups[group.uid])
         # Neither a preemptor nor its victims start before the victims have stopped.
         pledged = awaits_victims(session, group) or gives_way_to(session, group) is not None
         if result.at is None or (result.at > session.now_ms and not pledged):

@@ -13,7 +13,7 @@ from batchq.config import SchedulerConfig
 from batchq.core.estimates import earliest_start
 from batchq.core.expected_ends import ends
 from batchq.core.session.session import Session
-from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot
+from tests.builders import a_group, a_node, a_queue, a_running_group, a_snapshot, a_task
 
 NOW = 100_000
 HOUR = 3_600_000
@@ -161,3 +161,39 @@ def test_a_group_in_backoff_waits_for_its_end_even_if_it_fits() -> None:
 def test_a_group_that_fits_starts_now() -> None:
     session = opened(a_node(cpu=4), waits())
     assert earliest_start(session, session.by_key["default/g"]).at == NOW
+
+
+def test_a_group_in_backoff_that_fits_waits_for_no_other_group() -> None:
+    paused = waits(status=PodGroupStatus(backoff_until=NOW + HOUR, backoff_count=1))
+    session = opened(
+        *(a_node("n1", cpu=4), a_node("n2", cpu=4)),
+        *a_running_group("small", walltime=HOUR),
+        paused,
+    )
+    found = earliest_start(session, session.by_key["default/g"])
+    assert (found.at, found.ended) == (NOW + HOUR, ())
+
+
+def test_a_group_waits_for_no_end_on_a_node_that_it_may_not_use() -> None:
+    gpu = a_task(requests={"cpu": 3}, node_selector={"pool": "gpu"})
+    session = opened(
+        *(a_node("n1", cpu=4, labels={"pool": "gpu"}), a_node("n2", cpu=4)),
+        *a_running_group("there", cpu=2, node="n1", walltime=2 * HOUR),
+        *a_running_group("elsewhere", cpu=2, node="n2", walltime=HOUR),
+        waits(tasks=(gpu,)),
+    )
+    found = earliest_start(session, session.by_key["default/g"])
+    assert (found.at, found.ended) == (2 * HOUR, ("default/there",))
+
+
+def test_a_group_waits_for_no_end_that_others_make_up_for() -> None:
+    """The cpus of `early` alone do not suffice, and those of `late` do."""
+    session = opened(
+        *(a_node("n1", cpu=4), a_node("n2", cpu=4)),
+        *a_running_group("early", cpu=1, node="n1", walltime=HOUR),
+        *a_running_group("late", cpu=3, node="n1", walltime=2 * HOUR),
+        *a_running_group("stays", cpu=4, node="n2"),
+        waits(cpu=3),
+    )
+    found = earliest_start(session, session.by_key["default/g"])
+    assert (found.at, found.ended) == (2 * HOUR, ("default/late",))

@@ -212,10 +212,13 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 class AccessDecision(Struct, frozen=True, kw_only=True):
-    """Whether it is allowed. `because` names the binding that allows it, or what is missing."""
+    """Whether it is allowed. `because` names the binding that allows it, or what is missing;
+    `hint` says who can grant that.
+    """
 
     allowed: bool
     because: str
+    hint: str = ""
 
 
 class AccessRule(Struct, frozen=True, kw_only=True):
@@ -343,7 +346,11 @@ def decide(
             or binding.role in rule.everywhere
         ):
             return AccessDecision(allowed=True, because=str(binding))
-    return AccessDecision(allowed=False, because=_missing(identity, rule, target, what))
+    return AccessDecision(
+        allowed=False,
+        because=_missing(identity, rule, target, what),
+        hint="an operator can grant it: `batchq access`" if _is_of_cluster(rule) else "",
+    )
 
 
 def _is_in_scope(identity: Identity, verb: Verb, target: Target) -> bool:
@@ -406,6 +413,12 @@ def _what(verb: Verb, target: Target, tier: Tier) -> str:
     of = f"the {tier} of " if verb is Verb.READ and target.kind is TargetKind.GROUPS else ""
     place = f" in namespace {target.namespace}" if target.namespace else ""
     return f"{verb} {of}{target.kind}{place}"
+
+
+def _is_of_cluster(rule: AccessRule) -> bool:
+    """Return whether only roles in the whole cluster permit something, which operators give."""
+    permitting = rule.roles | rule.anywhere | rule.everywhere | rule.of_owner | rule.of_shared
+    return permitting.isdisjoint(OF_NAMESPACES)
 
 
 def _missing(identity: Identity, rule: AccessRule, target: Target, what: str) -> str:

@@ -179,7 +179,7 @@ def rotate_named_token(call: ApiCall) -> ApiAnswer:
         raise NotFound(f"there is no token {call.path['id'][:80]!r}")
     decision = _decide_about(call, record, Verb.CREATE)
     if not decision.allowed:
-        raise forbidden(decision.because)
+        raise forbidden(decision.because, hint=decision.hint)
     if call.identity.by is not None:
         raise forbidden("tokens are not rotated in the name of another user")
     if namespace_of_account(record.owner):
@@ -287,7 +287,7 @@ def revoke_token(call: ApiCall) -> ApiAnswer:
     if record is None or not _decide_about(call, record, Verb.READ).allowed:
         raise NotFound(f"there is no token {token[:80]!r}")
     if not decision.allowed:
-        raise forbidden(decision.because)
+        raise forbidden(decision.because, hint=decision.hint)
     revoked = call.delegate.access.revoke_token(token, call.actor, because=decision.because)
     call.context.book.renew(call.delegate.access)
     return ApiAnswer(document=token_row(revoked))
@@ -391,7 +391,7 @@ def _may_bind(call: ApiCall, verb: Verb, binding: Binding) -> AccessDecision:
     call.is_decided = True
     decision = may_bind(call.identity, call.context.bindings, verb, binding)
     if not decision.allowed:
-        raise forbidden(decision.because)
+        raise forbidden(decision.because, hint=decision.hint)
     return decision
 
 
@@ -457,7 +457,7 @@ def _may_add(call: ApiCall, members: Sequence[str]) -> AccessDecision:
     assert call.route.verb is not None
     decision = may_add_members(call.identity, call.context.bindings, call.route.verb, members)
     if not decision.allowed:
-        raise forbidden(decision.because)
+        raise forbidden(decision.because, hint=decision.hint)
     return decision
 
 
@@ -517,20 +517,39 @@ def read_audit(call: ApiCall) -> ApiAnswer:
 
 def record_refusal(call: ApiCall, problem: ApiProblem) -> None:
     """Record that a call was refused. Raises StoreUnavailable."""
-    _record(call, problem.detail, "refused")
+    verb, kind, name = call.refused or _named(call)
+    _record(call, (_DEEDS.get(call.route.name, verb), kind, name), problem.detail, "refused")
 
 
 def record_use(call: ApiCall, because: str) -> None:
     """Record a use of a right over what belongs to another user. Raises StoreUnavailable."""
-    _record(call, because, "done")
+    _record(call, _named(call), because, "done")
 
 
-def _record(call: ApiCall, because: str, outcome: Literal["done", "refused"]) -> None:
+#: What a user calls a change for which the rights have another verb: by the name of the route.
+_DEEDS = {
+    "submitGroup": "submit",
+    "submitGroups": "submit",
+    "suspendGroup": "suspend",
+    "resumeGroup": "resume",
+    "cordonNode": "cordon",
+    "uncordonNode": "uncordon",
+}
+
+
+def _named(call: ApiCall) -> tuple[str, str, str]:
+    """Return the verb, the kind and the name of what a call is about, as its route has them."""
     route = call.route
     has_tiers = route.verb is Verb.READ and route.kind is TargetKind.GROUPS
     kind = f"the {route.tier} of groups" if has_tiers else str(route.kind)
-    name = "/".join(call.path.values()) or route.name
     verb = route.name if route.verb is None else str(route.verb)
+    return verb, kind, "/".join(call.path.values())
+
+
+def _record(
+    call: ApiCall, named: tuple[str, str, str], because: str, outcome: Literal["done", "refused"]
+) -> None:
+    verb, kind, name = named
     call.delegate.access.record(
         call.actor, verb, kind, name[:200], because=because, outcome=outcome
     )

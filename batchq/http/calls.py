@@ -177,6 +177,8 @@ class ApiCall:
         #: Whether anything has been decided: the proof that an answer may be sent.
         self.is_decided = route.verb is None
         self.allowed_by = ""
+        #: What was refused, if the route names neither the deed nor the object: verb, kind, name.
+        self.refused: tuple[str, str, str] | None = None
         self._query = query
         self._body = body
         self._bindings = context.bindings
@@ -317,7 +319,7 @@ class ApiCall:
         self.is_decided = True
         decision = self.decide(target, self.route.verb, self.route.tier)
         if not decision.allowed:
-            raise forbidden(decision.because)
+            raise forbidden(decision.because, hint=decision.hint)
         self.allowed_by = decision.because
         return decision
 
@@ -458,7 +460,7 @@ def check_impersonation(identity: Identity, bindings: Sequence[Binding], user: s
     target = Target(kind=TargetKind.USERS, owner=user)
     decision = decide(identity, bindings, Verb.IMPERSONATE, target)
     if not decision.allowed:
-        raise forbidden(decision.because)
+        raise forbidden(decision.because, hint=decision.hint)
 
 
 def no_such_group(namespace: str, name: str) -> ApiProblem:

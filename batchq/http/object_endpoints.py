@@ -276,9 +276,12 @@ def _permit(call: ApiCall, change: Verb = Verb.UPDATE) -> Permit:
             namespace=item.metadata.namespace if kind in NAMESPACED else "",
             owner="" if stored is None else stored.status.submitted_by,
         )
-        decision = call.decide(target, Verb.CREATE if before is None else change)
+        verb = Verb.CREATE if before is None else change
+        deed = "submit" if verb is Verb.CREATE and isinstance(item, PodGroup) else str(verb)
+        decision = call.decide(target, verb)
         if not decision.allowed:
-            raise forbidden(decision.because)
+            call.refused = deed, str(target.kind), key_of(item)
+            raise forbidden(decision.because, hint=decision.hint)
         if isinstance(item, PodGroup) and change is not Verb.DELETE:
             call.check_pod_tokens(item.spec.token)
             if stored is not None:

@@ -389,7 +389,7 @@ def view_plan(call: ApiCall) -> ApiAnswer:
         namespace = item.metadata.namespace if kind in NAMESPACED else ""
         decision = call.decide(Target(kind=TARGETS[kind], namespace=namespace), Verb.READ)
         if not decision.allowed:
-            raise forbidden(decision.because)
+            raise forbidden(decision.because, hint=decision.hint)
     plan = call.client.plan(objects, keep_stop=wanted.keep_stop, advise=wanted.advise)
     return ApiAnswer(document=msgspec.to_builtins(plan))
 

@@ -46,6 +46,16 @@ _PAGE = 1_000
 _TRIES = 50
 #: What rights, and so the audit trail, call the kinds of objects.
 _KINDS = {"PodGroup": "groups", "Queue": "queues", "Node": "nodes", "ResourceQuota": "quotas"}
+#: What users call the changes that are known by their event.
+_DEEDS = {
+    "Cancelled": "cancel",
+    "Suspended": "suspend",
+    "Resumed": "resume",
+    "Cordoned": "cordon",
+    "Uncordoned": "uncordon",
+    "Stopped": "stop",
+    "Draining": "stop",
+}
 #: Objects of one request that its audit record names.
 _MOST_AUDITED = 10
 _DIGEST = re.compile("[0-9a-f]*")
@@ -594,8 +604,11 @@ def described(transaction: Transaction) -> tuple[str, str, str]:
     reasons = {event.reason for event in transaction.events}
     if COMMAND_STARTED in reasons:
         return "exec", "groups", transaction.subject
-    cancels = "Cancelled" in reasons
-    verb = "cancel" if cancels else verbs.pop() if len(verbs) == 1 else "change"
+    deeds = {deed for reason, deed in _DEEDS.items() if reason in reasons}
+    is_submission = verbs == {"create"} and all(write.kind == "PodGroup" for write in writes)
+    if deeds or is_submission:
+        verbs = deeds or {"submit"}
+    verb = verbs.pop() if len(verbs) == 1 else "change"
     kinds = sorted({_KINDS.get(write.kind, write.kind) for write in writes})
     names = [write.key for write in writes]
     more = f" and {len(names) - _MOST_AUDITED} more" if len(names) > _MOST_AUDITED else ""

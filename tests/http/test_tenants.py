@@ -419,10 +419,43 @@ def test_changes_and_refusals_are_audited_with_their_reason(lab: Lab) -> None:
     last = {name: items[-2][name] for name in ("user", "via", "outcome", "verb", "kind", "name")}
     assert last == {
         "user": "alice", "via": "token", "outcome": "refused",
-        "verb": "create", "kind": "groups", "name": "cv",
+        "verb": "submit", "kind": "groups", "name": "cv",
     }  # fmt: skip
+    refused = items[-1]
+    assert (refused["verb"], refused["kind"], refused["name"]) == ("read", "audit", "")
     assert all(one["isChained"] for one in items)
     assert aude("GET", "/v1/groups").data["items"] == []
+
+
+def test_a_refusal_is_audited_with_the_deed_and_the_object(lab: Lab) -> None:
+    lab.bind("user:alice", "submitter", "ml")
+    lab.bind("user:ben", "submitter", "ml")
+    lab.bind("user:aude", "auditor")
+    alice, ben, aude = lab.user("alice"), lab.user("ben"), lab.user("aude")
+    alice("POST", ML, manifest("train"))
+    assert ben("POST", f"{ML}/train/suspend").status == 403
+    elsewhere = manifest("train")
+    elsewhere["metadata"]["namespace"] = "cv"
+    changed = manifest("train", cpu="2")
+    changed["metadata"]["namespace"] = "ml"
+    for verb, item in (("submit", elsewhere), ("apply", changed)):
+        assert ben("POST", "/v1/requests", {"verb": verb, "objects": [item]}).status == 403
+    items = aude("GET", "/v1/audit").data["items"][-3:]
+    assert [(one["outcome"], one["verb"], one["kind"], one["name"]) for one in items] == [
+        ("refused", "suspend", "groups", "ml/train"),
+        ("refused", "submit", "groups", "cv/train"),
+        ("refused", "update", "groups", "ml/train"),
+    ]
+
+
+def test_a_refusal_says_who_can_grant_what_is_missing(lab: Lab) -> None:
+    lab.bind("user:alice", "submitter", "ml")
+    alice = lab.user("alice")
+    by_both = "an operator, or an admin of the namespace, can grant it: `batchq access`"
+    assert alice("POST", CV, manifest("train")).data["hint"] == by_both
+    by_operator = "an operator can grant it: `batchq access`"
+    assert alice("GET", "/v1/audit").data["hint"] == by_operator
+    assert alice("POST", "/v1/nodes/n1/cordon").data["hint"] == by_operator
 
 
 def test_reading_and_ending_what_belongs_to_others_is_audited(lab: Lab, stage: Stage) -> None:
@@ -457,9 +490,9 @@ def test_every_change_is_audited_by_the_script_that_makes_it(lab: Lab) -> None:
     assert alice("POST", "/v1/requests", {"verb": "delete", "keys": keys}).status == 200
     items = aude("GET", "/v1/audit").data["items"][before:]
     assert [(one["user"], one["verb"], one["kind"], one["name"]) for one in items] == [
-        ("alice", "create", "groups", "ml/train"),
-        ("alice", "update", "groups", "ml/train"),
-        ("alice", "update", "groups", "ml/train"),
+        ("alice", "submit", "groups", "ml/train"),
+        ("alice", "suspend", "groups", "ml/train"),
+        ("alice", "resume", "groups", "ml/train"),
         ("alice", "cancel", "groups", "ml/train"),
         ("alice", "delete", "groups", "ml/train"),
     ]

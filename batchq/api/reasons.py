@@ -57,6 +57,11 @@ class Leaving(StrEnum):
     GANG_RESTART = "GangRestart"
 
 
+#: The event of a group that has lost pods with their nodes. Unlike a group that left because of
+#: NODE_LOST, it may keep its phase.
+POD_LOST = "PodLost"
+
+
 class Finish(StrEnum):
     """How a group ended."""
 

@@ -21,6 +21,7 @@ from msgspec import structs
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.objects import PodGroup
 from batchq.api.reasons import (
+    POD_LOST,
     UNSATISFIABLE,
     UNSEEN,
     Explanation,
@@ -387,14 +388,21 @@ _OPENED = "GateOpened"
 def periods_of(events: Iterable[Event], since: int) -> list[Period]:
     """Return the states of a group created at `since`, from its events, oldest first."""
     found: list[Period] = []
+    lost = ""
     for event in _events_of_current(list(events), since):
         before = found[-1] if found else None
+        if event.reason == POD_LOST:
+            lost = f"{POD_LOST}: {event.message}"
+            continue
         phase = _PHASES.get(event.reason)
         if event.reason == _OPENED:
             phase = PodGroupPhase.PENDING if before is None else before.phase
         if phase is None:
             continue
         period = _period(event, phase, before)
+        if phase == PodGroupPhase.UNKNOWN:
+            period = structs.replace(period, note=lost)
+        lost = ""
         if found and found[-1].at == event.at:
             # A state of zero length is left out.
             period = structs.replace(period, note=found[-1].note or period.note)

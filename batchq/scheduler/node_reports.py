@@ -45,7 +45,7 @@ from batchq.api.objects import (
     full_name,
     group_key_of,
 )
-from batchq.api.reasons import Finish, Leaving
+from batchq.api.reasons import POD_LOST, Finish, Leaving
 from batchq.api.resources import LARGEST, of_pod
 from batchq.api.transaction import (
     CAPACITY,
@@ -461,12 +461,19 @@ def _ended(pod: Pod, after: Pod, now_ms: int) -> Transaction:
         message=f"{story}: {status.message}" if status.message else story,
         at=now_ms,
     )
+    # A lost pod runs again, which the history of its group has to explain.
+    is_lost = status.reason == Leaving.NODE_LOST
     return Transaction(
         subject=group_key_of(pod),
         writes=(_write(pod, after),),
         charges=(Charge(holder=f"pod:{pod.metadata.uid}"),),
-        events=(event,),
+        events=(event, _of_its_group(pod, event)) if is_lost else (event,),
     )
+
+
+def _of_its_group(pod: Pod, event: Event) -> Event:
+    """Return the event of a lost pod as one of its group, which need not leave its phase."""
+    return _set(event, kind="PodGroup", key=group_key_of(pod), reason=POD_LOST)
 
 
 def _write(before: Pod, after: Pod) -> Write:

@@ -18,6 +18,7 @@ from batchq.api.intents import Intent
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
 from batchq.api.objects import Node, Pod, PodGroup, PodGroupStatus
+from batchq.api.reasons import POD_LOST
 from batchq.api.resources import Amounts, covers, describe, minus, of_pod
 from batchq.api.transaction import (
     Charge,
@@ -382,7 +383,7 @@ def _events(group: GroupState, decided: Sequence[Intent]) -> list[tuple[str, str
     if evicted:
         lines.append(("Evicting", _evictions_text(evicted)))
     if lost:
-        lines.append(("NodeLost", _losses_text(group, lost)))
+        lines.append((POD_LOST, _losses_text(group, lost)))
     return lines
 
 

@@ -613,6 +613,25 @@ def test_the_history_names_the_opener_of_a_gate() -> None:
     assert waited_for(spells, 60) == {"SchedulingGated": 50, "PendingEvaluation": 10}
 
 
+def test_lost_pods_explain_why_too_few_run_and_end_no_other_phase() -> None:
+    events = [
+        happened(0, "Submitted"),
+        happened(10, "Admitted"),
+        happened(20, "Running"),
+        happened(50, "PodLost", "1 pod lost with n1"),
+        happened(80, "PodLost", "1 pod lost with n2"),
+        happened(81, "Unknown", "fewer pods run than the 1 that it needs"),
+        happened(90, "Running"),
+    ]
+    assert [(one.at, str(one.phase), one.note) for one in periods_of(events, 0)] == [
+        (0, "Pending", ""),
+        (10, "InQueue", ""),
+        (20, "Running", ""),
+        (81, "Unknown", "PodLost: 1 pod lost with n2"),
+        (90, "Running", ""),
+    ]
+
+
 def test_a_gate_that_is_opened_begins_no_new_phase() -> None:
     world = two_nodes_of_four()
     gates = (SchedulingGate(name="data"), SchedulingGate(name="licence"))

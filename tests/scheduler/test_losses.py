@@ -118,7 +118,7 @@ def test_events_name_one_pod_in_the_singular() -> None:
 
 def test_events_name_one_lost_or_stopped_pod_in_the_singular() -> None:
     silent = {"leases": {"g-1-0": 0}, "now_ms": 10 * MINUTE}
-    assert "NodeLost: 1 pod lost with n1" in messages_of(
+    assert "PodLost: 1 pod lost with n1" in messages_of(
         a_node(cpu=4), *a_running_group("g"), **silent
     )
     stopping = messages_of(a_node(cpu=4), *a_running_group("g", suspend=True))

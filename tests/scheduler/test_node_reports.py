@@ -141,6 +141,16 @@ def test_a_pod_that_was_bound_before_the_server_was_restarted_is_not_started(
     assert (after.status.phase, after.status.reason) == (PodPhase.EVICTED, "NodeLost")
 
 
+def test_the_history_of_a_group_says_which_of_its_pods_was_lost_and_why(
+    reports: Reports,
+) -> None:
+    """Otherwise it would show a second start, and not the end of the first one."""
+    reports.hear(CLAIM)
+    reports.hear(end(stopped="NodeLost", message="its work-horse died"))
+    [event] = [one for one in reports.store.events(kind="PodGroup") if one.reason == "PodLost"]
+    assert event.message.endswith("Evicted on n1: its work-horse died")
+
+
 def test_the_end_frees_what_the_pod_held(reports: Reports) -> None:
     reports.hear(CLAIM)
     assert reports.store.ledger()["node:n1"] == {"cpu": 1000}

@@ -178,11 +178,12 @@ SPOILED = "its keys in the server cannot be read"
 class Leaves(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="leaves", tag_field="fact"):
     """Nothing new may be bound to the node while `agent` is the one that serves it.
 
-    `reason`, for people, is "" when the agent ends.
+    `reason`, for people, is "" when the agent ends, or if a work-horse has found it dead.
     """
 
     agent: str
     reason: str = ""
+    is_dead: bool = False
 
     @property
     def subject(self) -> str:

@@ -566,7 +566,7 @@ def leaves(before: Node | None, report: Leaves, *, now_ms: int) -> Transaction |
         return None
     name = before.metadata.name
     after = _set(before, status=_set(before.status, ready=False, reason=reason))
-    message = reason or "its agent leaves"
+    message = reason or ("its agent has died" if report.is_dead else "its agent leaves")
     return Transaction(
         subject=name,
         writes=(_write_node(before, after),),

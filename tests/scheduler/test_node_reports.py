@@ -260,6 +260,19 @@ def test_a_node_is_left_by_the_agent_that_serves_it_and_by_no_other(reports: Rep
     assert "capacity" not in reports.store.ledger()
 
 
+@pytest.mark.parametrize(
+    ("is_dead", "message"), [(False, "its agent leaves"), (True, "its agent has died")]
+)
+def test_a_node_that_is_left_says_whether_its_agent_has_died(
+    reports: Reports, is_dead: bool, message: str
+) -> None:
+    reports.hear(serves())
+    reports.hear(Leaves(agent="host:1:1", is_dead=is_dead))
+    told = [event.message for event in reports.store.events() if event.reason == "NotReady"]
+    assert told == [message]
+    assert reports.node().status.reason == ""
+
+
 def test_an_agent_that_takes_its_node_out_of_service_states_the_reason(
     reports: Reports,
 ) -> None:

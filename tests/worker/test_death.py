@@ -50,6 +50,7 @@ def test_processes_of_a_killed_agent_end_and_the_next_agent_reports_its_pods(
     agent.kill()
     agent.wait()
     until(lambda: not (members(group) or is_alive(escaped) or is_alive(horse)), within_s=WITHIN_S)
+    until(lambda: "its agent has died" in [one.message for one in stage.store.events(key="n1")])
     stage.start_agent()
     status = stage.ended(pod).status
     assert (status.phase, status.reason) == (PodPhase.EVICTED, "NodeLost")

@@ -245,10 +245,12 @@ class Membership:
 
 
 def withdraw(store: RedisStore, name: str, *, agent: str) -> None:
-    """Ask that no more pods are bound to a node while `agent` serves it. Raise StoreUnavailable."""
+    """Ask that no more pods are bound to a node while `agent`, which is dead, serves it. Raise
+    StoreUnavailable.
+    """
     node = store.get_if_readable("Node", name)
     if isinstance(node, Node) and node.status.ready and _agent_of(node) == agent:
-        store.report_queues.post(name, Leaves(agent=agent))
+        store.report_queues.post(name, Leaves(agent=agent, is_dead=True))
         log.info("node withdrawn", node=name)
 
 

@@ -463,7 +463,8 @@ def login(server: str, token_file: Path | None, ca_file: Path | None, oidc: bool
         me = session.request("GET", "/v1/me")
     kept = tried._replace(user=me["user"], expires_at=end_to_warn_of(me["token"]))
     path = write_credentials(find_home(), kept)
-    echo(f"{me['user']} is logged in to {address}; the token is kept in {path}")
+    kept_there = "the token" if token else "the address"
+    echo(f"{me['user']} is logged in to {address}; {kept_there} is kept in {path}")
 
 
 def _oidc_token(api: ApiCredentials) -> str:

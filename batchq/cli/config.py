@@ -371,13 +371,17 @@ def scheduler(
     expires. The command waits for a server that does not answer yet. BATCHQ_LOG=json makes the log
     JSON, BATCHQ_LOG_LEVEL sets its level. --metrics serves /metrics, /livez and /readyz over HTTP;
     docs/metrics.md describes them.
+
+    Exit codes of --status: 0 a scheduler leads, 3 none does, 9 the server cannot be reached or
+    refuses this user.
     """
     if status:
         if config is not None:
             raise UsageError("--config and --status exclude each other: --status starts nothing")
         with shared.connect() as client:
-            _show(client.schedulers(), output_of(output))
-        return None
+            found = client.schedulers()
+        _show(found, output_of(output))
+        return None if found.led else _NO_LEADER
     if output != "table":
         raise UsageError("-o needs --status; the daemon itself prints nothing")
     from batchq.daemon import logs
@@ -396,6 +400,10 @@ _COLUMNS: Columns[SchedulerSeen] = {
     "CONFIG": lambda one: f"{one.config}, its file is wrong" if one.refused_file else one.config,
     "MIRROR": lambda one: _mirror(one),
 }
+
+
+#: As `systemctl status` has it for a service that does not run.
+_NO_LEADER = 3
 
 
 def _show(found: Schedulers, output: Output) -> None:

@@ -317,10 +317,10 @@ def main(
     A pod group is admitted when its queue, its namespace and the cluster have enough capacity for
     all of its pods. Until then it waits, and `batchq why` explains the wait.
 
-    Exit codes: 0 ok, 1 error or bad content, 2 usage, 3 the doctor warns, 6 not found, 8 conflict,
-    9 the server cannot be reached or refuses this user, 10 the awaited group failed, 11 it was
-    cancelled, 12 rejected, 124 timeout, 130 interrupted. `plan` also returns 3 if a group would
-    start after evictions, 4 if one would wait, and 5 if one could never start.
+    Exit codes: 0 ok, 1 error or bad content, 2 usage, 3 the doctor warns or no scheduler leads, 6
+    not found, 8 conflict, 9 the server cannot be reached or refuses this user, 10 the awaited group
+    failed, 11 it was cancelled, 12 rejected, 124 timeout, 130 interrupted. `plan` also returns 3 if
+    a group would start after evictions, 4 if one would wait, and 5 if one could never start.
     """
     is_option = ctx.get_parameter_source("redis_url") is ParameterSource.COMMANDLINE
     if is_option and redis_url == HIDDEN_URL:

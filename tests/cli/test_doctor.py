@@ -219,7 +219,7 @@ def test_a_killed_scheduler_does_not_stand_by(
 def test_the_status_reports_a_missing_leader(batchq: Batchq, stage: Stage) -> None:
     stage.store.resign("stage")
     done = batchq("scheduler", "--status")
-    assert (done.code, done.out) == (0, "no scheduler leads\n")
+    assert (done.code, done.out) == (3, "no scheduler leads\n")
     assert done.err == (
         "hint: start one with `batchq scheduler`, or everything on this machine with `batchq up`\n"
     )
@@ -229,7 +229,7 @@ def test_without_a_leader_schedulers_on_standby_are_named(batchq: Batchq, stage:
     stage.store.resign("stage")
     attend(stage.store, "host:12:abcd", version="0.1.0", mirrored=0)
     done = batchq("scheduler", "--status")
-    assert done.code == 0
+    assert done.code == 3
     assert done.err.startswith("hint: a scheduler on standby takes over within seconds")
 
 
@@ -251,8 +251,9 @@ def test_a_leader_that_was_killed_does_not_stand_by(
     done = batchq("scheduler", "--status")
     assert done.lines[0].startswith("no scheduler leads; host:12:abcd did until ")
     assert done.lines[-1].split()[:2] == ["host:12:abcd", role]
-    data = json.loads(batchq("scheduler", "--status", "-o", "json").out)
-    assert [one["role"] for one in data["schedulers"]] == [role]
+    shown = batchq("scheduler", "--status", "-o", "json")
+    assert shown.code == 3
+    assert [one["role"] for one in json.loads(shown.out)["schedulers"]] == [role]
 
 
 def leads(stage: Stage) -> bool:

@@ -82,8 +82,11 @@ def test_a_token_is_kept_closed_to_others_used_and_revoked(
     assert (run("whoami").code, run("logout").code) == (6, 6)
 
 
-def test_on_the_socket_no_token_is_needed(running_api: RunningApi) -> None:
-    assert run("login", f"unix:{running_api.socket}").code == 0
+def test_on_the_socket_no_token_is_needed(running_api: RunningApi, home: Path) -> None:
+    account = pwd.getpwuid(os.getuid()).pw_name
+    address = f"unix:{running_api.socket}"
+    kept = f"the address is kept in {home / 'credentials.json'}"
+    assert run("login", address).out == f"{account} is logged in to {address}; {kept}\n"
     assert json.loads(run("whoami", "-o", "json").out)["via"] == "socket"
     assert run("logout").out == f"logged out of unix:{running_api.socket}\n"
 

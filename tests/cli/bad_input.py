@@ -566,6 +566,22 @@ TABLE = [
         "after: expected NAME, ok:NAME, any:NAME or failed:NAME, found 'maybe:waiting'",
         (*SUBMIT, "--after", "maybe:waiting", *CMD),
     ),
+    *(
+        Bad(
+            f"a new group called {name}",
+            1,
+            f"metadata.name: expected at most 63 lower-case letters, digits and '-', with a letter"
+            f" or digit at both ends, found '{name}'",
+            ("submit", f"--name={name}", *CMD),
+        )
+        for name in ("-x", "-", "--", "-a-b-", "x-")
+    ),
+    Bad(
+        "a name that begins with a hyphen of a command to run here",
+        1,
+        "found '-x'",
+        ("run", "--name=-x", *CMD),
+    ),
     Bad(
         "an empty name",
         1,

@@ -115,8 +115,10 @@ def _splits(prefix: str) -> Iterator[tuple[str, str]]:
     place = prefix.find("-")
     while place >= 0:
         name, task = prefix[:place], prefix[place + 1 :]
-        # Parts of a valid name are valid labels unless a hyphen begins or ends them.
-        if name[-1] != "-" and task[0] != "-" and max(len(name), len(task)) <= LABEL_MOST:
+        # Parts of a valid name are valid labels unless a hyphen begins or ends them. They are empty
+        # if the name begins with a hyphen: it has not been validated yet.
+        outer = name[-1:], task[:1]
+        if "-" not in outer and "" not in outer and max(len(name), len(task)) <= LABEL_MOST:
             yield name, task
         place = prefix.find("-", place + 1)
 

@@ -229,7 +229,8 @@ class WatchedGroup:
         signals = self._signals
         if signals.ending is not None and not self._is_cancelled:
             self.exit_code = _SIGNALLED + signals.ending
-            self._cancel(f"`batchq run` was ended by {signal.Signals(signals.ending).name}")
+            command = click.get_current_context().command_path
+            self._cancel(f"`{command}` was ended by {signal.Signals(signals.ending).name}")
         while signals.interrupts:
             signals.interrupts -= 1
             self._answer_interrupt()

@@ -190,10 +190,10 @@ class ApiClient(Client):
     def _store(self) -> NoReturn:  # type: ignore[override]  # what needs it is not served
         self.refuse()
 
-    def refuse(self) -> NoReturn:
-        """Raise InvalidInput for what the API does not serve."""
+    def refuse(self, what: str = "") -> NoReturn:
+        """Raise InvalidInput for what the API does not serve; "" stands for the whole command."""
         raise InvalidInput(
-            f"{self._purpose} is not possible over the HTTP API",
+            f"{what or self._purpose} is not possible over the HTTP API",
             hint="name the Redis server for it, with its own credentials: `--redis-url URL`",
         )
 
@@ -435,6 +435,12 @@ class ApiClient(Client):
             "/v1/events", answer=list[Event], since=since_ms or "", limit=most, **wanted
         )
         return found
+
+    def follow_events(self, **wanted: Any) -> NoReturn:
+        self.refuse("`batchq events -w`")
+
+    def starts(self, **place: str) -> NoReturn:
+        self.refuse("`batchq jobs --start`")
 
     def overview(self) -> Overview:
         self._overview = ApiOverview(self._get)

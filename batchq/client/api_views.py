@@ -35,8 +35,8 @@ class Api(Protocol):
     def tell(self, path: str, document: object) -> Any:
         """Return what a path answers to POST."""
 
-    def refuse(self) -> NoReturn:
-        """Raise InvalidInput for what the API does not serve."""
+    def refuse(self, what: str = "") -> NoReturn:
+        """Raise InvalidInput for what the API does not serve; see `ApiClient.refuse`."""
 
     def get(self, kind: str, name: str, *, namespace: str = DEFAULT) -> Object:
         """Return one object; see `Client.get`."""
@@ -162,11 +162,17 @@ class ApiChecks:
     def __init__(self, client: Api) -> None:
         self._client = client
 
-    def views(self, *, group: str) -> Sequence[CheckView]:
-        """Return the checks of a group; see `Checks.views`."""
-        path = f"/v1/views/checks/{key_named(group)}"
+    def views(
+        self, *, group: str = "", queue: str = "", namespace: str = "", waiting: bool = False
+    ) -> Sequence[CheckView]:
+        """Return the checks of a group; see `Checks.views`. Raises InvalidInput without a `group`,
+        and for a `queue`.
+        """
+        if not group or queue:
+            self._client.refuse("`batchq checks list` without a group, or with a queue,")
+        path = f"/v1/views/checks/{key_named(group, namespace or DEFAULT)}"
         found: list[CheckView] = self._client.ask(path, list[CheckView])
-        return found
+        return [view for view in found if view.waits or not waiting]
 
     def of_queue(self, queue: str) -> Sequence[ListedCheck]:
         """Return the checks that groups of a queue must pass; see `Checks.of_queue`."""

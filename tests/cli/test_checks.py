@@ -12,11 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from batchq.client.checks import CheckWatch
-from tests.cli.conftest import Batchq
+from tests.cli.conftest import Batchq, Ran, run
 from tests.client.stage import Stage
 from tests.daemon.waiting import until
 from tests.harness import fork_server
 from tests.harness.server import Server
+from tests.http.api_process import RunningApi
 
 WORLD = """
 apiVersion: batchq/v1
@@ -34,6 +35,19 @@ kind: Queue
 metadata: {name: q}
 spec: {parent: org}
 """
+
+
+@pytest.fixture
+def over_the_api(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Batchq]:
+    """`batchq` through the socket of the HTTP API."""
+    with RunningApi(server.url) as api:
+
+        def call(*words: str) -> Ran:
+            with monkeypatch.context() as variables:
+                variables.setenv("BATCHQ_SERVER", f"unix:{api.socket}")
+                return run(*words)
+
+        yield call
 
 
 @pytest.fixture
@@ -72,6 +86,38 @@ def test_list_shows_groups_and_their_controllers(batchq: Batchq, watch: CheckWat
     assert (nothing.code, nothing.out, nothing.err) == (0, "", "no check waits for an answer\n")
     assert batchq("checks", "list", "third").code == 6
     assert batchq("checks", "list", "-q", "elsewhere").code == 6
+
+
+def test_over_the_api_list_shows_the_checks_of_one_group(
+    over_the_api: Batchq, watch: CheckWatch
+) -> None:
+    [_, first] = over_the_api("checks", "list", "first").lines
+    assert first.split()[:4] == ["default/first", "q", "Pending", "approval"]
+    assert over_the_api("checks", "list", "second", "--waiting").out == ""
+    refusal = (
+        "error: `batchq checks list` without a group, or with a queue, is not possible over the"
+        " HTTP API\nhint: name the Redis server for it, with its own credentials: `--redis-url URL`"
+        "\n"
+    )
+    for words in ((), ("first", "-q", "org"), ("-n", "default")):
+        done = over_the_api("checks", "list", *words)
+        assert (done.code, done.err) == (1, refusal)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("jobs", "--start"), "`batchq jobs --start`"),
+        (("events", "-w"), "`batchq events -w`"),
+        (("checks", "show", "approval"), "`batchq checks show`"),
+    ],
+)
+def test_over_the_api_a_refusal_names_the_option_that_is_not_served(
+    over_the_api: Batchq, watch: CheckWatch, words: tuple[str, ...], named: str
+) -> None:
+    done = over_the_api(*words)
+    assert done.code == 1
+    assert done.err.startswith(f"error: {named} is not possible over the HTTP API\nhint: ")
 
 
 def test_set_answers_a_check_and_reports_it(

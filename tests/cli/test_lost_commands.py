@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from typing import cast
 
+import click
 import pytest
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod, PodGroup, key_of
 from batchq.api.views import Result
 from batchq.cli.allocation import _cancelled_on_error, _ended
-from batchq.cli.foreground import NotedSignals
+from batchq.cli.foreground import NotedSignals, WatchedGroup
+from batchq.cli.main import main
 from batchq.client import Client
 from batchq.errors import Conflict, WaitTimedOut
 from tests.builders import a_group, a_pod
@@ -49,3 +52,16 @@ def test_a_group_whose_pod_is_lost_is_cancelled_with_the_pod_and_the_node() -> N
     [reason] = server.reasons
     lost_pod = "PodGroup default/g has lost pod g-w-0 on node a2 (NodeLost)"
     assert reason == f"{lost_pod}, and the command that ran in it"
+
+
+@pytest.mark.parametrize("name", ["run", "alloc"])
+def test_a_group_is_cancelled_with_the_command_that_a_signal_ended(name: str) -> None:
+    server = OneGroup(a_group("g"))
+    signals = NotedSignals()
+    signals.note(signal.SIGTERM, None)
+    watched = WatchedGroup(cast("Client", server), "default/g", signals, timeout_s=None)
+    root = click.Context(main, info_name="batchq")
+    with click.Context(click.Command(name), info_name=name, parent=root):
+        watched.answer()
+    assert server.reasons == [f"`batchq {name}` was ended by SIGTERM"]
+    assert watched.exit_code == 143

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,14 @@ from msgspec import structs
 
 from batchq.api.objects import PodGroup, Queue, key_of
 from batchq.api_session import ApiCredentials, ApiSession
+from batchq.client import Client
 from batchq.client.api_client import ApiClient
-from batchq.client.submission import GROUPS_A_BATCH, ApiSubmission
+from batchq.client.api_views import ApiChecks, ApiGates, ApiGroupPages, ApiOverview
+from batchq.client.checks import Checks, Gates
+from batchq.client.overview import Overview
+from batchq.client.pods import ApiPodCommands, PodCommands
+from batchq.client.submission import GROUPS_A_BATCH, ApiSubmission, Submission
+from batchq.client.watch import GroupPages
 from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, StoreUnavailable
 from batchq.http.connections import Rate
 from batchq.system import RandomIds
@@ -50,6 +57,38 @@ def test_a_watch_ends_at_its_timeout_and_follows_one_kind(client: ApiClient, sta
     until(lambda: found() == ["default/train"])
     with pytest.raises(InvalidInput, match="expected one kind of PodGroup, Queue, Node"):
         client.watch("Pod", "Node")
+
+
+def parameters_of(method: Callable[..., Any]) -> set[str]:
+    """Return the names that a method accepts, `**` if it accepts any."""
+    kinds = inspect.signature(method).parameters.values()
+    return {"**" if one.kind is one.VAR_KEYWORD else one.name for one in kinds}
+
+
+@pytest.mark.parametrize(
+    ("direct", "over_the_api"),
+    [
+        (Client, ApiClient),
+        (Checks, ApiChecks),
+        (Gates, ApiGates),
+        (Overview, ApiOverview),
+        (PodCommands, ApiPodCommands),
+        (GroupPages, ApiGroupPages),
+        (Submission, ApiSubmission),
+    ],
+)
+def test_methods_over_the_api_accept_what_those_of_the_direct_client_accept(
+    direct: type, over_the_api: type
+) -> None:
+    faults = [
+        f"{name} accepts no {missing}"
+        for name, method in vars(direct).items()
+        if not name.startswith("_") and inspect.isfunction(method)
+        for own in [getattr(over_the_api, name, None)]
+        if own is not None and "**" not in parameters_of(own)
+        for missing in parameters_of(method) - parameters_of(own)
+    ]
+    assert faults == []
 
 
 def test_a_request_that_is_refused_before_it_is_sent_whole_says_why(client: ApiClient) -> None:

@@ -16,7 +16,7 @@ from itertools import chain, islice
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
 from batchq.api.objects import Pod
-from batchq.api.reasons import Verdict, Waiting
+from batchq.api.reasons import CLUSTER_TITLE, Verdict, Waiting
 from batchq.core.kept_capacity import (
     amounts_by_node,
     drop_places,
@@ -40,6 +40,7 @@ from batchq.core.placement.placement import (
     bind_kept_together,
     bind_until_ready,
     least_first,
+    most_free_text,
 )
 from batchq.core.placement.topology import domains_for, may_move
 from batchq.core.quota import ROOT
@@ -306,18 +307,22 @@ def _node_for_next(
         return None, [_refused(Waiting.WAITING_FOR_TURN, text)]
     with heeding_heads_before(session, group):
         node = node_for_extra(session, group, shape, {}, 0)
-        if node is None:
-            # Without numbers: they change with every pod, and each new text is written.
-            text = f"task {shape.task.name}: no node has capacity for one more pod"
-            if not session.is_taken_when_empty(shape):
-                text = f"not even empty nodes take it: {why_not_when_empty(session, [(shape, 1)])}"
-            return None, [_refused(Waiting.WAITING_FOR_RESOURCES, text)]
         over = over_limit_with(session, group, shape)
+        if node is None and not session.is_taken_when_empty(shape):
+            text = f"not even empty nodes take it: {why_not_when_empty(session, [(shape, 1)])}"
+            return None, [_refused(Waiting.WAITING_FOR_RESOURCES, text)]
+        if node is None:
+            # Nodes refuse it with one text, also while they are full in sum. The numbers are not
+            # stored: they change with every pod, and each new text is written.
+            over = [one for one in over if one.subject != CLUSTER_TITLE or one.detail]
+            text = f"task {shape.task.name}: no node has capacity for one more pod"
+            lacking = most_free_text(session, shape)
+            over.append(_refused(Waiting.WAITING_FOR_RESOURCES, text, lacking))
         return (None, over) if over else (node, [])
 
 
-def _refused(reason: Waiting, detail: str) -> Verdict:
-    return Verdict(plugin=Allocate.name, reason=reason, detail=detail)
+def _refused(reason: Waiting, detail: str, passing: str = "") -> Verdict:
+    return Verdict(plugin=Allocate.name, reason=reason, detail=detail, passing=passing)
 
 
 def _keep_refusals(session: Session, extras: Iterable[_Extras]) -> None:
@@ -325,7 +330,8 @@ def _keep_refusals(session: Session, extras: Iterable[_Extras]) -> None:
     for mine in extras:
         group = mine.group
         if mine.refused and not group.has_all_placed and group.uid not in session.refusals:
-            session.refuse(group, chain.from_iterable(mine.refused.values()))
+            # A limit often refuses the pods of several tasks alike.
+            session.refuse(group, dict.fromkeys(chain.from_iterable(mine.refused.values())))
 
 
 def _drop_outdated_reasons(session: Session) -> None:

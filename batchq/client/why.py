@@ -171,11 +171,8 @@ class _WaitReport:
     def _current_verdicts(self) -> tuple[Verdict, ...]:
         """Return the current reasons against it; for a running group, against its other pods."""
         waits = self._unfinished and self.plan.outcome is not Outcome.NOW
-        if waits:
+        if waits or (self._before.phase in ADMITTED and self._lacks_pods()):
             return verdicts_of(self._session, self._group)
-        if self._before.phase in ADMITTED and self._lacks_pods():
-            found = verdicts_of(self._session, self._group)
-            return tuple(_beside_its_own(self._group, verdict) for verdict in found)
         return ()
 
     def _lacks_pods(self) -> bool:
@@ -300,16 +297,6 @@ class _WaitReport:
         until = self._group.status.backoff_until
         later = until is not None and until > self._session.now_ms
         return until if later and self._before.phase == PodGroupPhase.PENDING else None
-
-
-def _beside_its_own(group: GroupState, verdict: Verdict) -> Verdict:
-    """Return the verdict on the next pods of a running group, with what the group holds as in use:
-    a limit is checked against all that it would hold.
-    """
-    held = group.charge().get(verdict.resource, 0)
-    if verdict.need is None or verdict.seen is None or verdict.need <= held:
-        return verdict
-    return structs.replace(verdict, need=verdict.need - held, seen=verdict.seen + held)
 
 
 def _joined(*parts: str) -> str:

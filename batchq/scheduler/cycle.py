@@ -59,6 +59,7 @@ MOST_REASONS_KEPT = 64
 MOST_WRITTEN = 10_000
 #: A session that has touched fewer groups before its actions commits everything after them.
 TOUCHED_FOR_A_STREAM = 100
+_RUNS = (PodGroupPhase.RUNNING, PodGroupPhase.UNKNOWN)
 _SHOWN_IN_SCHEDULED = (Waiting.SCHEDULING_GATED, Waiting.UNSCHEDULABLE)
 
 
@@ -126,7 +127,8 @@ def write_reasons(
             _park(session, inadmissible, group, refusals)
             continue
         verdicts = refusals[:MOST_REASONS_KEPT]
-        if not verdicts or _is_as_good(group.status.reasons, verdicts):
+        is_as_good = _is_as_good_for_more_pods if group.phase in _RUNS else _is_as_good
+        if not verdicts or is_as_good(group.status.reasons, verdicts):
             _park(session, inadmissible, group, refusals)
         elif budget.defers(group):
             continue
@@ -207,6 +209,20 @@ def _is_as_good(stored: tuple[Verdict, ...], verdicts: tuple[Verdict, ...]) -> b
     firm, stored_firm = _firm(verdicts), _firm(stored)
     if firm and stored_firm:
         return same_causes(stored_firm, firm)
+    return same_causes(stored, verdicts)
+
+
+def _is_as_good_for_more_pods(stored: tuple[Verdict, ...], verdicts: tuple[Verdict, ...]) -> bool:
+    """Return the same for a group that runs with fewer pods than it asks for. While a quota refuses
+    its next pod, only the quota counts: whether nodes would take that pod changes with the pods of
+    other groups.
+    """
+    quota, stored_quota = (
+        tuple(one for one in found if one.reason == Waiting.WAITING_FOR_QUOTA)
+        for found in (verdicts, stored)
+    )
+    if quota and stored_quota:
+        return same_causes(stored_quota, quota)
     return same_causes(stored, verdicts)
 
 

@@ -636,7 +636,7 @@ def explain_no_node(session: Session, shape: TaskShape) -> Verdict:
     detail, fitting = count_fitting(session, shape, session.nodes.by_name.values())
     if fitting and session.nodes.binding_refused is not None:
         return session.nodes.binding_refused
-    passing = _most_free(session, shape)
+    passing = most_free_text(session, shape)
     return Verdict(plugin="allocate", reason=Waiting.UNSCHEDULABLE, detail=detail, passing=passing)
 
 
@@ -654,14 +654,13 @@ def count_fitting(
     return (f"{detail}: {parts}" if parts else detail), fitting
 
 
-def _most_free(session: Session, shape: TaskShape) -> str:
+def most_free_text(session: Session, shape: TaskShape) -> str:
     """Return, as text, the first dimension in which no node has enough free: the pod's request, and
-    the largest free amount with its node.
+    the largest free amount with its node; '' if there is none.
     """
-    nodes = [node for node in session.nodes.by_name.values() if node.open]
-    for resource, need in shape.requests.items() if nodes else ():
-        most, name = max((node.free.get(resource, 0), node.name) for node in nodes)
-        if most < need:
+    for resource, need in shape.requests.items():
+        most, name = session.nodes.most_free(resource)
+        if name and most < need:
             needs, has = (describe_quantity(resource, units) for units in (need, max(0, most)))
             return f"a pod needs {resource} {needs}, and the most that is free is {has}, on {name}"
     return ""

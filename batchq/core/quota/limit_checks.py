@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
+from msgspec import structs
+
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import Amounts, describe_quantity, minus, plus
 from batchq.api.transaction import CLUSTER, queue_scope
@@ -316,12 +318,23 @@ def over_limit_with(session: Session, group: GroupState, shape: TaskShape) -> li
 
 
 def over_limit_by(session: Session, group: GroupState, requests: Amounts) -> list[Verdict]:
-    """Return the refusals of more pods that request this much together."""
+    """Return the refusals of more pods that request this much together. What the group holds counts
+    as in use, so a refusal stays the same while other pods of the group end and start.
+    """
     after = counted(group.charge_holding(plus(group.held, requests)))
     before = session.ledger.charged(group)
     if not session.ledger.owed(group):
         after = {name: units for name, units in after.items() if units > before.get(name, 0)}
-    return over_limits(session, group, after, requests) if after else []
+    over = over_limits(session, group, after, requests) if after else []
+    return [_beside_its_own(group, verdict) for verdict in over]
+
+
+def _beside_its_own(group: GroupState, verdict: Verdict) -> Verdict:
+    """Return a refusal of all that a group would hold, as one of what is added to that."""
+    held = group.charge().get(verdict.resource, 0)
+    if verdict.need is None or verdict.seen is None or verdict.need <= held:
+        return verdict
+    return structs.replace(verdict, need=verdict.need - held, seen=verdict.seen + held)
 
 
 def growth_with(session: Session, group: GroupState, shape: TaskShape) -> Amounts:

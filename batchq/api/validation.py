@@ -27,6 +27,7 @@ from batchq.api.objects import (
     PodTemplate,
     PriorityClass,
     Queue,
+    ResourceQuota,
     SchedulingGate,
     full_name,
     gates_of,
@@ -40,6 +41,7 @@ from batchq.api.resources import (
     describe_quantity,
     format_quantity,
     times,
+    units_per_whole,
     untyped_lacking,
 )
 from batchq.api.transaction import POD_GROUPS
@@ -184,6 +186,8 @@ def _problems(obj: Object, described: bool) -> Iterator[str]:
         case Node():
             yield from _at_most("spec.taints", len(obj.spec.taints), MOST_TAINTS)
             yield from _at_most("spec.resources", len(obj.spec.resources), MOST_RESOURCES)
+        case ResourceQuota():
+            yield from _quota_problems(obj.spec.hard)
         case PriorityClass():
             yield from _within("spec.value", obj.spec.value, -MOST_PRIORITY, MOST_PRIORITY)
         case AdmissionCheck():
@@ -243,6 +247,14 @@ def _queue_problems(queue: Queue) -> Iterator[str]:
                     f" {describe_quantity(resource, high[resource])},"
                     f" found {describe_quantity(resource, low[resource])}"
                 )
+
+
+def _quota_problems(hard: Mapping[str, int]) -> Iterator[str]:
+    for resource in (PODS, POD_GROUPS):
+        units = hard.get(resource, 0)
+        if units % units_per_whole(resource):
+            found = format_quantity(resource, units)
+            yield f"spec.hard.{resource}: expected a whole number, found {found}"
 
 
 def _check_problems(check: AdmissionCheck, described: bool) -> Iterator[str]:

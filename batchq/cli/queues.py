@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import click
-from msgspec import field
+from msgspec import field, structs
 
 from batchq.api.manifest import encode
 from batchq.api.notation import (
@@ -16,9 +16,25 @@ from batchq.api.notation import (
     label_problem,
     shown,
 )
-from batchq.api.objects import API_VERSION, Queue, ResourceQuota
+from batchq.api.objects import (
+    API_VERSION,
+    DEFAULT,
+    Metadata,
+    Queue,
+    ResourceQuota,
+    ResourceQuotaSpec,
+)
 from batchq.api.resources import PODS, UNLIMITED_PODS, Amounts, describe_quantity
-from batchq.api.views import FirstToGo, GroupView, Loan, QueuePage, QueueUsage, QueueView, Stop
+from batchq.api.views import (
+    Effect,
+    FirstToGo,
+    GroupView,
+    Loan,
+    QueuePage,
+    QueueUsage,
+    QueueView,
+    Stop,
+)
 from batchq.cli.checks import show_checks_of_queue
 from batchq.cli.group_lists import GroupRow
 from batchq.cli.objects import apply_content, read_content, warn_of_unknown_resources
@@ -45,6 +61,7 @@ from batchq.cli.output.options import LIST_FORMATS, Globals, examples, output_op
 from batchq.cli.output.tables import queues_table, quotas_table
 from batchq.cli.output.values import as_resources, existing, name_of_kind
 from batchq.client import ROOT, Client
+from batchq.client.request import amounts_of
 from batchq.errors import InvalidInput, NotFound, UsageError
 
 #: How many waiting groups, and how many possible victims, are named.
@@ -529,29 +546,71 @@ def show_quota(shared: Globals, namespace: str, output: Output) -> None:
     _show_quotas(shared, namespace, output)
 
 
-@quota.command("set", epilog=examples("batchq quota set research cpu=32 memory=128Gi podgroups=50"))
-@click.argument("namespace")
-@click.argument("hard", nargs=-1, metavar="RESOURCE=QUANTITY…", callback=as_resources)
-@pass_globals
-def set_quota(shared: Globals, namespace: str, hard: dict[str, str]) -> None:
-    """Replace the quota `default` of NAMESPACE.
+def _as_limits(
+    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> dict[str, str | None]:
+    """Parse many RESOURCE=QUANTITY or RESOURCE=none, a click callback; None is no limit."""
+    removed = {word.removesuffix("=none") for word in value if word.endswith("=none")}
+    words = (f"{word.removesuffix('none')}0" if word.endswith("=none") else word for word in value)
+    limits = as_resources(ctx, param, tuple(words))
+    return {name: None if name in removed else text for name, text in limits.items()}
 
-    Resources that are not named are unlimited, except `podgroups`, the number of unfinished groups,
-    whose default is the scheduler's maxPodGroupsPerNamespace (10000). `pods` limits the number of
-    admitted pods. `batchq delete quota NAMESPACE/default` removes the quota.
+
+@quota.command(
+    "set",
+    epilog=examples(
+        "batchq quota set research cpu=32 memory=128Gi podgroups=50",
+        "batchq quota set research cpu=64 memory=none",
+    ),
+)
+@click.argument("namespace")
+@click.argument("limits", nargs=-1, metavar="RESOURCE=QUANTITY…", callback=_as_limits)
+@click.option("--replace", is_flag=True, help="Remove the limits of resources that are not named.")
+@pass_globals
+def set_quota(
+    shared: Globals, namespace: str, limits: dict[str, str | None], replace: bool
+) -> None:
+    """Change the quota `default` of NAMESPACE; print what has changed.
+
+    The limits of resources that are not named stay, unless --replace is given. RESOURCE=none
+    removes a limit. Resources without a limit are unlimited, except `podgroups`, the number of
+    unfinished groups, whose default is the scheduler's maxPodGroupsPerNamespace (10000). `pods`
+    limits the number of admitted pods. `batchq delete quota NAMESPACE/default` removes the quota.
+
+    Exit codes: 0 changed or unchanged, 8 another program has changed the quota meanwhile.
     """
     problem = label_problem(namespace)
     if problem:
         raise click.BadParameter(problem, param_hint="NAMESPACE")
-    if not hard:
+    removing = f"`batchq delete quota {namespace}/default` removes its quota"
+    if not limits:
         raise UsageError(
-            f"expected limits for namespace {namespace}, such as cpu=32, found none",
-            hint=f"`batchq delete quota {namespace}/default` removes its quota",
+            f"expected limits for namespace {namespace}, such as cpu=32, found none", hint=removing
         )
+    given = {name: text for name, text in limits.items() if text is not None}
     with shared.connect() as client:
-        done = client.set_quota(namespace, hard)
-        warn_of_unknown_resources(client, {f"the quota of namespace {namespace} limits": hard})
-    echo(f"resourcequota {namespace}/default {'configured' if done else 'unchanged'}")
+        quota = _quota_of(client, namespace)
+        kept = {} if replace else quota.spec.hard
+        kept = {name: units for name, units in kept.items() if name not in limits}
+        hard = {**kept, **amounts_of(given)}
+        if not hard:
+            raise UsageError(f"no limit of namespace {namespace} would be left", hint=removing)
+        # If another program has changed it since it was read, its revision makes this a conflict.
+        [applied] = client.apply([structs.replace(quota, spec=ResourceQuotaSpec(hard=hard))])
+        warn_of_unknown_resources(client, {f"the quota of namespace {namespace} limits": given})
+    word = "unchanged" if applied.effect is Effect.UNCHANGED else "configured"
+    changes = f": {applied.changes}" if applied.changes else ""
+    echo(f"{reference(applied.object)} {word}{changes}")
+
+
+def _quota_of(client: Client, namespace: str) -> ResourceQuota:
+    """Return the quota `default` of a namespace as stored, or one without limits."""
+    try:
+        found = client.get("ResourceQuota", DEFAULT, namespace=namespace)
+    except NotFound:
+        return ResourceQuota(metadata=Metadata(name=DEFAULT, namespace=namespace))
+    assert isinstance(found, ResourceQuota)
+    return found
 
 
 def _show_quotas(shared: Globals, namespace: str, output: Output) -> None:

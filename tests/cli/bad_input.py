@@ -671,6 +671,18 @@ TABLE = [
         ("quota", "set", "research", "cpu"),
     ),
     Bad(
+        "a limit of one and a half groups",
+        1,
+        "spec.hard.podgroups: expected a whole number, found 1.5",
+        ("quota", "set", "research", "podgroups=1.5"),
+    ),
+    Bad(
+        "a limit that is set and removed",
+        2,
+        "cpu is given twice",
+        ("quota", "set", "research", "cpu=1", "cpu=none"),
+    ),
+    Bad(
         "a quota for a bad namespace",
         2,
         "expected at most 63 lower-case letters",

@@ -6,6 +6,7 @@ import json
 import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -331,6 +332,47 @@ def test_a_quota_is_set_and_shown_with_its_use(batchq: Batchq, stage: Stage) -> 
         ["default", "default", "cpu", "3", "4"],
         ["default", "default", "podgroups", "1", "9"],
     ]
+
+
+@pytest.mark.both_doors
+def test_setting_one_limit_of_a_quota_keeps_the_others(batchq: Batchq, stage: Stage) -> None:
+    def limits() -> dict[str, str]:
+        item = json.loads(batchq("get", "quota", "default/default", "-o", "json").out)
+        return dict(item["spec"]["hard"])
+
+    batchq("quota", "set", "default", "cpu=4", "memory=1Gi")
+    changed = "resourcequota default/default configured: hard"
+    assert batchq("quota", "set", "default", "cpu=8").out == f"{changed} cpu 4 -> 8\n"
+    assert limits() == {"cpu": "8", "memory": "1073741824"}
+    done = batchq("quota", "set", "default", "memory=none", "pods=9")
+    assert done.out == f"{changed} memory 1Gi -> unstated, hard pods unstated -> 9\n"
+    assert limits() == {"cpu": "8", "pods": "9"}
+    done = batchq("quota", "set", "default", "--replace", "cpu=8", "memory=none")
+    assert done.out == f"{changed} pods 9 -> unstated\n"
+    assert limits() == {"cpu": "8"}
+    done = batchq("quota", "set", "default", "cpu=none")
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        "error: no limit of namespace default would be left",
+        "hint: `batchq delete quota default/default` removes its quota",
+    ]
+    assert limits() == {"cpu": "8"}
+
+
+def test_a_quota_that_changes_while_it_is_set_is_a_conflict(
+    batchq: Batchq, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.client.set_quota("default", {"cpu": 4})
+    apply = Client.apply
+
+    def overtaken(client: Client, *given: Any, **named: Any) -> Any:
+        stage.client.set_quota("default", {"cpu": 4, "memory": "1Gi"})
+        return apply(client, *given, **named)
+
+    monkeypatch.setattr(Client, "apply", overtaken)
+    done = batchq("quota", "set", "default", "cpu=8")
+    assert done.code == 8
+    assert "ResourceQuota default/default has changed since it was read" in done.err
 
 
 def test_gates_are_listed_and_opened(batchq: Batchq, stage: Stage) -> None:

@@ -350,7 +350,10 @@ def test_a_quota_raises_and_lowers_what_a_namespace_may_have(batchq: Batchq, sta
     assert batchq("submit", "--name", "b", "--", "true").code == 0
     batchq("quota", "set", "default", "podgroups=1")
     assert batchq("submit", "--name", "c", "--", "true").code == 12
-    assert [line.split()[2:] for line in batchq("quota").lines[1:]] == [["podgroups", "2", "1"]]
+    assert [line.split()[2:] for line in batchq("quota").lines[1:]] == [
+        ["cpu", "0", "8"],
+        ["podgroups", "2", "1"],
+    ]
 
 
 def test_a_script_in_the_place_of_a_manifest_is_told_how_to_run(

@@ -24,6 +24,7 @@ from batchq.api.objects import (
     PodGroupStatus,
     PriorityClass,
     Queue,
+    ResourceQuota,
     full_name,
     key_of,
     kind_of,
@@ -53,13 +54,15 @@ _MOST_DIFFERENCES_NAMED = 8
 
 
 def differences(old: object, new: object) -> str:
-    """Return the differences of two queues by field and resource, for the line that `apply` prints
-    and for the event: `deserved cpu 4 -> unstated, weight 1 -> 2`. "" for equal queues, and for
-    other kinds.
+    """Return the differences of two queues or quotas by field and resource, for the line that
+    `apply` prints and for the event: `deserved cpu 4 -> unstated, weight 1 -> 2`. "" for equal
+    ones, and for other kinds.
     """
-    if not isinstance(old, Queue) or not isinstance(new, Queue):
+    kinds = Queue | ResourceQuota
+    if type(old) is not type(new) or not isinstance(old, kinds) or not isinstance(new, kinds):
         return ""
-    found = [*_fields("", old.spec, new.spec), *_metadata_differences(old, new)]
+    fields = _fields("", old.spec, new.spec)
+    found = [*fields, *_metadata_differences(old.metadata, new.metadata)]
     more = len(found) - _MOST_DIFFERENCES_NAMED
     return ", ".join(found[:_MOST_DIFFERENCES_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -82,9 +85,9 @@ def _fields(before: str, old: Struct, new: Struct) -> Iterator[str]:
             yield f"{before}{written} {_word(written, was)} -> {_word(written, becomes)}"
 
 
-def _metadata_differences(old: Queue, new: Queue) -> Iterator[str]:
+def _metadata_differences(old: Metadata, new: Metadata) -> Iterator[str]:
     for field in ("annotations", "labels"):
-        if getattr(old.metadata, field) != getattr(new.metadata, field):
+        if getattr(old, field) != getattr(new, field):
             yield field
 
 

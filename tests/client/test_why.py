@@ -118,7 +118,7 @@ TOLD = {
     "homeless": (
         Waiting.WAITING_FOR_RESOURCES,
         (
-            "nodes cannot take its gang now; no node takes a pod that asks for tpu 2, and"
+            "nodes cannot take its pod now; no node takes a pod that asks for tpu 2, and"
             " the most tpu that one node has free is 1, on n2"
         ),
         "wait until others end, or have nodes added",

@@ -91,7 +91,7 @@ def test_others_are_told_which_group_holds_the_nodes() -> None:
     came = outcome_until(START, *world)
     (reason,) = of(came, "other").reasons
     assert reason.message == (
-        "nodes cannot take its gang now; no node takes a pod that asks for cpu 2, and the most cpu"
+        "nodes cannot take its pod now; no node takes a pod that asks for cpu 2, and the most cpu"
         " that one node has free is 0, on n2; 2 nodes are held exclusively by default/whole"
     )
 

@@ -323,3 +323,41 @@ def test_a_gang_that_nodes_take_only_in_part_is_told_which_pod_finds_none() -> N
         "nodes cannot take its gang now; no node takes a pod that asks for cpu 2, and the most cpu"
         " that one node has free is 1, on n2, beside 2 other pods of its gang"
     )
+
+
+def only_on(name: str, cpu: int) -> Manifest:
+    one = task("t", 1, cpu)
+    one["template"]["nodes"] = [name]
+    return one
+
+
+def test_a_pod_that_names_its_node_is_told_what_that_node_has_free() -> None:
+    came = outcome(
+        *(node("n1", 8), node("n2", 8)),
+        *running("a", 7, on="n1"),
+        *running("b", 1, on="n2"),
+        group("g", tasks=[only_on("n1", 8)]),
+    )
+    assert of(came, "g").reasons[0].message == (
+        "nodes cannot take its pod now; no node takes a pod that asks for cpu 8, and the most cpu"
+        " that one node has free is 1, on n1"
+    )
+
+
+def test_a_pod_that_names_a_node_too_small_for_it_is_told_the_size_of_that_node() -> None:
+    came = outcome(
+        *(node("n1", 4), node("n2", 6), node("n3", 6)), group("g", tasks=[only_on("n1", 7)])
+    )
+    assert of(came, "g").reasons[0].message == (
+        "not even empty nodes take it: task t: 0/3 nodes fit: 1 insufficient cpu, 2 not among the"
+        " nodes that it names; a pod needs cpu 7, and the largest node has 4"
+    )
+
+
+def test_several_nodes_do_not_match_a_selector_and_one_does_not() -> None:
+    gpu = task("t", 1, 1)
+    gpu["template"]["nodeSelector"] = {"pool": "gpu"}
+    nodes = [node(f"n{place}", 4) for place in range(4)]
+    for count, refusal in ((4, "4 do not match"), (1, "1 does not match")):
+        [reason] = of(outcome(*nodes[:count], group("g", tasks=[gpu])), "g").reasons
+        assert f"0/{count} nodes fit: {refusal} the node selector" in reason.message

@@ -164,9 +164,16 @@ def _why_not(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> st
     for shape, _ in gang:
         detail, fitting = count_fitting(session, shape, nodes.values())
         if not fitting:
-            oversize = _oversize(shape, _largest(nodes.values()))
+            usable = _usable(session, shape, nodes.values())
+            oversize = _oversize(shape, _largest(usable)) if usable else ""
             return "; ".join(part for part in (detail, oversize) if part)
     return _too_many(gang)
+
+
+def _usable(session: Session, shape: TaskShape, nodes: Iterable[NodeState]) -> list[NodeState]:
+    """Return the nodes that refuse a pod for nothing but its size."""
+    refusals = ((node, session.refused_by(shape, node)) for node in nodes)
+    return [node for node, refusal in refusals if refusal is None or refusal.resource]
 
 
 def _too_many(gang: Gang) -> str:

@@ -648,22 +648,44 @@ def count_fitting(
     """
     refusals = [session.refused_by(shape, node) for node in nodes]
     counts = Counter(refusal.detail for refusal in refusals if refusal is not None)
-    parts = ", ".join(f"{count} {text}" for text, count in sorted(counts.items()))
+    parts = ", ".join(_of_nodes(count, text) for text, count in sorted(counts.items()))
     fitting = sum(1 for refusal in refusals if refusal is None)
     detail = f"task {shape.task.name}: {fitting}/{len(refusals)} nodes fit"
     return (f"{detail}: {parts}" if parts else detail), fitting
 
 
+def _of_nodes(count: int, refusal: str) -> str:
+    if count > 1 and refusal.startswith("does not "):
+        refusal = f"do {refusal.removeprefix('does ')}"
+    return f"{count} {refusal}"
+
+
 def most_free_text(session: Session, shape: TaskShape) -> str:
-    """Return, as text, the first dimension in which no node has enough free: the pod's request, and
-    the largest free amount with its node; '' if there is none.
+    """Return, as text, the first dimension in which no node that a pod may use has enough free: its
+    request, and the largest free amount with its node; '' if there is none.
+    """
+    found = most_free_for(session, shape)
+    if found is None:
+        return ""
+    resource, most, name = found
+    needs, has = (describe_quantity(resource, one) for one in (shape.requests[resource], most))
+    return f"a pod needs {resource} {needs}, and the most that is free is {has}, on {name}"
+
+
+def most_free_for(session: Session, shape: TaskShape) -> tuple[str, int, str] | None:
+    """Return the first dimension in which no open node has enough free for a pod, with the largest
+    free amount on one of the nodes that it may use, and its name; None if there is none.
     """
     for resource, need in shape.requests.items():
         most, name = session.nodes.most_free(resource)
-        if name and most < need:
-            needs, has = (describe_quantity(resource, units) for units in (need, max(0, most)))
-            return f"a pod needs {resource} {needs}, and the most that is free is {has}, on {name}"
-    return ""
+        if not name or most >= need:
+            continue
+        # The usual case is that a pod may use any node, and then no other one is looked at.
+        if session.refused_by(shape, NodeState(session.nodes.by_name[name].record, ready=True)):
+            usable = usable_nodes(session, shape)
+            most, name = max((node.free.get(resource, 0), node.name) for node in usable)
+        return resource, max(0, most), name
+    return None
 
 
 #: Shape -> the nodes that take it, best first, in a session.

@@ -43,6 +43,7 @@ from batchq.core.placement.placement import (
     fill_largest_first,
     fill_nodes,
     gang_of,
+    most_free_for,
     slots_for,
     waits_for_its_own,
 )
@@ -216,7 +217,7 @@ def _beside_heads(
         return found
     session.nodes.put_back_places(found)
     heads = ", ".join(queue for queue in session.ledger.head_reservations if queue != group.queue)
-    detail = f"nodes that could take its gang are reserved for the head of {heads}"
+    detail = f"nodes that could take its {_noun(gang)} are reserved for the head of {heads}"
     return Verdict(
         plugin="enqueue", reason=Waiting.WAITING_FOR_RESOURCES, detail=detail, in_line=True
     )
@@ -285,7 +286,7 @@ def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
         detail = explain_no_node(session, shape).detail
         passing = _held_exclusively(session, shape)
     elif in_line:
-        detail = "nodes cannot take its gang now"
+        detail = f"nodes cannot take its {_noun(gang)} now"
         # This detail changes with what is free, so it is not stored.
         passing = f"no node takes a pod that asks for {describe(shape.requests)}, {free}"
         if held := _held_exclusively(session, shape):
@@ -299,6 +300,10 @@ def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
         passing=passing,
         in_line=in_line,
     )
+
+
+def _noun(gang: Gang) -> str:
+    return "pod" if sum(count for _, count in gang) == 1 else "gang"
 
 
 def _held_exclusively(session: Session, shape: TaskShape) -> str:
@@ -335,15 +340,15 @@ def _free_beside_the_gang(session: Session, gang: Gang) -> tuple[TaskShape, str]
 
 
 def _largest_free_text(session: Session, shape: TaskShape) -> str:
-    """Return the largest free amount on one open node, as text, in the first dimension in which no
-    node has enough; '' if the pod is refused for another reason.
+    """Return the largest free amount on one node that a pod may use, as text, in the first
+    dimension in which no node has enough; '' if the pod is refused for another reason.
     """
-    for resource, need in shape.requests.items():
-        units, name = session.nodes.most_free(resource)
-        if name and units < need:
-            free = describe_quantity(resource, max(0, units))
-            return f"and the most {resource} that one node has free is {free}, on {name}"
-    return ""
+    found = most_free_for(session, shape)
+    if found is None:
+        return ""
+    resource, most, name = found
+    free = describe_quantity(resource, most)
+    return f"and the most {resource} that one node has free is {free}, on {name}"
 
 
 def seek_for_admitted(session: Session, group: GroupState) -> bool:

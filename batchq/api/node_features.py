@@ -37,6 +37,8 @@ from batchq.api.resources import GPU, Amounts, describe_quantity
 
 #: The annotation of a Node with its devices, as JSON.
 DEVICES_ANNOTATION = "batchq/devices"
+#: Who has cordoned a node, and why, in the words of that user.
+CORDONED_BY, CORDON_REASON = "batchq/cordoned-by", "batchq/cordon-reason"
 
 #: The prefixes of the resources of one model, and of MIG instances.
 TYPED, MIG = f"{GPU}:", "mig-"
@@ -162,6 +164,12 @@ def uses_of(nodes: Iterable[Node], pods: Iterable[Pod]) -> list[DeviceUse]:
         for node in nodes
         for device in decode_devices(node.metadata.annotations)
     ]
+
+
+def cordon_text(annotations: Mapping[str, str]) -> str:
+    """Return who has cordoned a node and why, as `by olga: a fan is broken`; '' if unknown."""
+    by, reason = annotations.get(CORDONED_BY, ""), annotations.get(CORDON_REASON, "")
+    return ": ".join(filter(None, (by and f"by {by}", reason)))
 
 
 def encode_devices(devices: Iterable[Device]) -> str:

@@ -9,7 +9,7 @@ from msgspec import to_builtins
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
-from batchq.api.node_features import uses_of, without_lacking
+from batchq.api.node_features import cordon_text, uses_of, without_lacking
 from batchq.api.node_report import ADDRESS_ANNOTATION, PORTS_ANNOTATION, RUN_AS_ANNOTATION
 from batchq.api.notation import counted, data_of, describe_age, format_duration, format_instant
 from batchq.api.objects import (
@@ -308,7 +308,7 @@ def show_node(client: Client, node: Node) -> None:
             ("Node", name),
             ("State", _state(node)),
             ("Held exclusively by", _exclusive_group(client, here)),
-            ("Cordoned", "yes: no pods are placed here" if node.spec.unschedulable else ""),
+            ("Cordoned", _cordoned(node)),
             (
                 "Heard",
                 "" if heartbeat is None else f"{describe_age(client.now_ms() - heartbeat)} ago",
@@ -345,6 +345,13 @@ def _exclusive_group(client: Client, pods: Sequence[Pod]) -> str:
     except NotFound:
         return ""
     return full_name(group) if isinstance(group, PodGroup) and group.spec.exclusive else ""
+
+
+def _cordoned(node: Node) -> str:
+    if not node.spec.unschedulable:
+        return ""
+    known = cordon_text(node.metadata.annotations)
+    return f"yes, {known}" if known else "yes: no pods are placed here"
 
 
 def _state(node: Node) -> str:

@@ -81,14 +81,24 @@ def list_devices(shared: Globals, names: tuple[str, ...], output: Output) -> Non
     show_list(output, uses_of(found, pods), listing)
 
 
-@nodes.command(epilog=examples("batchq nodes cordon gpu-01"))
+_reason_option = click.option(
+    "--reason", default="", metavar="TEXT", help="Why, for others: `batchq nodes -o wide`."
+)
+
+
+@nodes.command(
+    epilog=examples("batchq nodes cordon gpu-01", "batchq nodes cordon gpu-01 --reason 'new disk'")
+)
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@_reason_option
 @pass_globals
-def cordon(shared: Globals, names: tuple[str, ...]) -> None:
-    """Stop placing pods on nodes; the pods that run there continue."""
+def cordon(shared: Globals, names: tuple[str, ...], reason: str) -> None:
+    """Stop placing pods on nodes; the pods that run there continue. The nodes keep your name and
+    the reason; a new reason replaces the one before it.
+    """
     with shared.connect() as client:
         for name in existing(client, "Node", names):
-            done = client.cordon(name)
+            done = client.cordon(name, reason=reason)
             echo(f"node {name} {'cordoned' if done else 'is cordoned already'}")
 
 
@@ -106,11 +116,12 @@ def uncordon(shared: Globals, names: tuple[str, ...]) -> None:
 @nodes.command(epilog=examples("batchq nodes drain gpu-01 --timeout 10m"))
 @click.argument("name")
 @click.option("--timeout", type=DURATION, help="The longest wait.")
+@_reason_option
 @pass_globals
-def drain(shared: Globals, name: str, timeout: str | None) -> None:
+def drain(shared: Globals, name: str, timeout: str | None, reason: str) -> None:
     """Cordon a node, and wait until its pods have ended."""
     with shared.connect() as client:
-        client.cordon(name)
+        client.cordon(name, reason=reason)
         echo(f"node {name} cordoned; {_pods_left(client, name)}", err=True)
         stays = f"node {name} stays cordoned, and its pods keep running"
         with on_interrupt(stays, hint=f"`batchq nodes uncordon {name}` reverts this"):

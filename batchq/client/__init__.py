@@ -711,9 +711,11 @@ class Client:
         """Return all nodes by name; `status.heartbeat` is the time of the last heartbeat."""
         return [item for item in self.list("Node") if isinstance(item, Node)]
 
-    def cordon(self, node: str) -> bool:
-        """Stop placing pods on a node. Return False if it was cordoned already. Raises NotFound."""
-        return self._act("cordon", node)
+    def cordon(self, node: str, *, reason: str = "") -> bool:
+        """Stop placing pods on a node, which keeps the reason. Return False if it was cordoned
+        already, and has no new reason. Raises NotFound.
+        """
+        return self._act("cordon", node, message=reason)
 
     def uncordon(self, node: str) -> bool:
         """Allow pods on a node again. Return False if it was not cordoned. Raises NotFound."""

@@ -370,6 +370,8 @@ class RequestWriter:
     def act(self, verb: Act, place: str, **given: Any) -> bool:
         """Commit a change of the object at `place`; return whether there was anything to do."""
         build = getattr(changes, verb)
+        if verb == "cordon":
+            given["user"] = self._user()
         return self.change(lambda now_ms: build(self._store, place, now_ms=now_ms, **given))
 
     def change(self, build: Callable[[int], Transaction | None]) -> bool:

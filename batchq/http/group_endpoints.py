@@ -32,6 +32,7 @@ from batchq.api.views import Effect, LogLine, token_of_object
 from batchq.api_session import sealed
 from batchq.client import Accepted
 from batchq.client.access_control import Delegate
+from batchq.client.changes import LONGEST_REASON
 from batchq.client.pods import SessionPlace
 from batchq.client.submission import Existing, Outcome
 from batchq.errors import BatchqError, Conflict, NotFound, printable
@@ -57,7 +58,6 @@ _DIGITS_OF_KEY = 16
 #: A filter that few groups match reads all of them.
 LONGEST_LIST_S = 20.0
 USUALLY_LISTED = 50
-LONGEST_REASON = 1_000
 MOST_LINES = 100_000
 #: How often a watcher that has nothing to learn hears the present revision.
 BOOKMARK_S = 15.0
@@ -440,7 +440,7 @@ def get_group(call: ApiCall) -> ApiAnswer:
 def cancel_group(call: ApiCall) -> ApiAnswer:
     """End a group; that of another user names the caller in its reason."""
     group = call.meant_group()
-    reason = _reason(call.json())
+    reason = reason_of(call)
     if group.status.submitted_by not in call.identity.names:
         by = f"by {call.identity.user}"
         reason = f"{by}: {reason}" if reason else by
@@ -459,7 +459,9 @@ def get_ended(call: ApiCall, key: str) -> ApiAnswer:
     return ApiAnswer(document=encode(seen(group, tier)))
 
 
-def _reason(body: object) -> str:
+def reason_of(call: ApiCall) -> str:
+    """Return the reason in the body, or "". Raises ApiProblem."""
+    body = call.json()
     if body is None:
         return ""
     if not isinstance(body, dict) or not set(body) <= {"reason"}:

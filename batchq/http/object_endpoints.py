@@ -36,6 +36,7 @@ from batchq.http.group_endpoints import (
     MOST_LISTED,
     USUALLY_LISTED,
     opened,
+    reason_of,
     too_long,
     watch_stream,
 )
@@ -320,7 +321,8 @@ def resume_group(call: ApiCall) -> ApiAnswer:
 def cordon_node(call: ApiCall) -> ApiAnswer:
     """Stop placing pods on a node."""
     call.require("")
-    return ApiAnswer(document={"changed": call.client.cordon(call.path["name"])})
+    done = call.client.cordon(call.path["name"], reason=reason_of(call))
+    return ApiAnswer(document={"changed": done})
 
 
 def uncordon_node(call: ApiCall) -> ApiAnswer:

@@ -377,7 +377,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     _put("ResourceQuota", "/v1/namespaces/{namespace}/quotas", TargetKind.QUOTAS),
     ApiRoute(
         method="POST", path="/v1/nodes/{name}/cordon", name="cordonNode", endpoint=cordon_node,
-        verb=Verb.UPDATE, kind=TargetKind.NODES, answer="Changed",
+        verb=Verb.UPDATE, kind=TargetKind.NODES, body="Reason", answer="Changed",
         about="Stop placing pods on a node.",
     ),
     ApiRoute(

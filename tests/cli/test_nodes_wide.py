@@ -69,3 +69,20 @@ def test_one_node_is_shown_with_its_last_heartbeat_as_the_list_is(
     alone = json.loads(batchq("get", "node", "n1", "-o", "json").out)
     assert alone["status"]["heartbeat"] == beat
     assert "Heard:" in batchq("describe", "node", "n1").out
+
+
+@pytest.mark.both_doors
+def test_a_cordoned_node_shows_who_cordoned_it_and_why(batchq: Batchq, stage: Stage) -> None:
+    assert batchq("nodes", "cordon", "n1", "--reason", "a fan is broken").code == 0
+    text = batchq("describe", "node", "n1").lines
+    [line] = [one for one in text if one.startswith("Cordoned:")]
+    assert line.startswith("Cordoned:  yes, by ")
+    assert line.endswith(": a fan is broken")
+    [row] = [one for one in batchq("nodes", "-o", "wide").lines if one.startswith("n1")]
+    assert line.removeprefix("Cordoned:  yes, ") in row
+    [event] = json.loads(batchq("events", "-A", "--reason", "Cordoned", "-o", "json").out)["items"]
+    assert event["message"] == line.removeprefix("Cordoned:  yes, ")
+    assert batchq("nodes", "drain", "n1", "--reason", "no spare fan").code == 0
+    assert "no spare fan" in batchq("describe", "node", "n1").out
+    batchq("nodes", "uncordon", "n1")
+    assert "Cordoned:" not in batchq("describe", "node", "n1").out

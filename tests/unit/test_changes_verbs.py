@@ -13,7 +13,7 @@ from batchq.api.manifest import decode
 from batchq.api.objects import Metadata, Node, Pledge, Pod, PodGroup, PodSpec, PodStatus
 from batchq.api.transaction import Charge, Transaction, Write
 from batchq.client import changes
-from batchq.errors import Conflict, NotFound, Rejected
+from batchq.errors import Conflict, InvalidInput, NotFound, Rejected
 from batchq.store.memory import MemoryStore
 
 NOW = 1_000_000
@@ -331,6 +331,34 @@ def test_a_cordoned_node_takes_no_more_pods_and_still_counts_as_capacity(
     assert changes.uncordon(store, "n", now_ms=NOW) is None
     with pytest.raises(NotFound, match="Node m does not exist"):
         changes.cordon(store, "m", now_ms=NOW)
+
+
+def test_a_cordoned_node_keeps_who_has_cordoned_it_and_why(store: MemoryStore) -> None:
+    make(store, "Node", "n", {"resources": {"cpu": 1}})
+
+    def kept() -> dict[str, str]:
+        node = store.get("Node", "n")
+        assert isinstance(node, Node)
+        return dict(node.metadata.annotations)
+
+    commit(store, changes.cordon(store, "n", now_ms=NOW, message="a fan is broken", user="olga"))
+    assert kept() == {"batchq/cordoned-by": "olga", "batchq/cordon-reason": "a fan is broken"}
+    # The same once more, or no reason, changes nothing; another reason does.
+    again = changes.cordon(store, "n", now_ms=NOW, message="a fan is broken", user="oscar")
+    assert again is None
+    assert changes.cordon(store, "n", now_ms=NOW, user="oscar") is None
+    commit(store, changes.cordon(store, "n", now_ms=NOW, message="no spare fan", user="oscar"))
+    assert kept() == {"batchq/cordoned-by": "oscar", "batchq/cordon-reason": "no spare fan"}
+    commit(store, changes.uncordon(store, "n", now_ms=NOW))
+    assert kept() == {}
+    told = [(one.reason, one.message) for one in store.events(kind="Node", key="n")]
+    assert told[-3:] == [
+        ("Cordoned", "by olga: a fan is broken"),
+        ("Cordoned", "by oscar: no spare fan"),
+        ("Uncordoned", ""),
+    ]
+    with pytest.raises(InvalidInput, match="expected at most 1000 characters, found 1001"):
+        changes.cordon(store, "n", now_ms=NOW, message=1_001 * "x")
 
 
 def test_a_quota_can_be_set_repeatedly(store: MemoryStore) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.node_features import DeviceUse, without_lacking
+from batchq.api.node_features import DeviceUse, cordon_text, without_lacking
 from batchq.api.notation import counted, describe_age, format_instant
 from batchq.api.objects import (
     Node,
@@ -292,7 +292,8 @@ def share_text(view: QueueView) -> str:
 def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:
     """Return the table of `batchq nodes`."""
     titles = (
-        "NAME", "STATE", "PODS", "USED", "RESOURCES", "HEARD", "LABELS", "TAINTS", "MEMORY-LIMIT",
+        "NAME", "STATE", "PODS", "USED", "RESOURCES", "HEARD", "CORDONED", "LABELS", "TAINTS",
+        "MEMORY-LIMIT",
     )  # fmt: skip
     rows = []
     for node in nodes:
@@ -306,6 +307,7 @@ def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:
                 listed(used),
                 listed(node.spec.resources),
                 "" if heartbeat is None else f"{describe_age(now_ms - heartbeat)} ago",
+                cordon_text(node.metadata.annotations) if node.spec.unschedulable else "",
                 ",".join(
                     f"{key}={value}" for key, value in without_lacking(node.metadata.labels).items()
                 ),
@@ -313,7 +315,9 @@ def nodes_table(nodes: Sequence[Node], ledger: Ledger, now_ms: int) -> Table:
                 memory_limit(node),
             )
         )
-    return Table(titles, tuple(rows), wide=frozenset({"LABELS", "TAINTS", "MEMORY-LIMIT"}))
+    return Table(
+        titles, tuple(rows), wide=frozenset({"CORDONED", "LABELS", "TAINTS", "MEMORY-LIMIT"})
+    )
 
 
 def devices_table(uses: Sequence[DeviceUse]) -> Table:

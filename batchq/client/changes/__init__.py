@@ -11,11 +11,13 @@ check. `edits.py` and `groups.py` have the others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import structs
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
+from batchq.api.node_features import CORDON_REASON, CORDONED_BY, cordon_text
 from batchq.api.notation import format_instant
 from batchq.api.objects import (
     DEFAULT,
@@ -164,14 +166,40 @@ def resume(reader: Reader, key: str, *, now_ms: int, uid: str = "") -> Transacti
     return _with_spec(reader, group, spec, "Resumed", now_ms)
 
 
-def cordon(reader: Reader, name: str, *, now_ms: int) -> Transaction | None:
-    """Bind no more pods to a node; its running pods go on. Raises NotFound."""
-    return _set_unschedulable(reader, name, True, "Cordoned", now_ms)
+#: The most characters of a reason that people give.
+LONGEST_REASON = 1_000
+
+
+def cordon(
+    reader: Reader, name: str, *, now_ms: int, message: str = "", user: str = ""
+) -> Transaction | None:
+    """Bind no more pods to a node; its running pods go on. The node keeps who has cordoned it, and
+    why; a new reason replaces that of a node that is cordoned.
+
+    Raises NotFound, or InvalidInput if the reason is too long.
+    """
+    if len(message) > LONGEST_REASON:
+        raise InvalidInput(
+            f"the reason: expected at most {LONGEST_REASON} characters, found {len(message)}"
+        )
+    node = find(reader, Node, name)
+    known = node.metadata.annotations.get(CORDON_REASON, "")
+    if node.spec.unschedulable and message in ("", known):
+        return None
+    given = {CORDONED_BY: user, CORDON_REASON: message}
+    return _set_unschedulable(
+        reader, node, given, unschedulable=True, event="Cordoned", now_ms=now_ms
+    )
 
 
 def uncordon(reader: Reader, name: str, *, now_ms: int) -> Transaction | None:
     """Allow pods to be bound to a node again. Raises NotFound."""
-    return _set_unschedulable(reader, name, False, "Uncordoned", now_ms)
+    node = find(reader, Node, name)
+    if not node.spec.unschedulable:
+        return None
+    return _set_unschedulable(
+        reader, node, {}, unschedulable=False, event="Uncordoned", now_ms=now_ms
+    )
 
 
 def set_stop_policy(
@@ -231,14 +259,33 @@ def _with_spec(
 
 
 def _set_unschedulable(
-    reader: Reader, name: str, unschedulable: bool, reason: str, now_ms: int
-) -> Transaction | None:
-    node = find(reader, Node, name)
-    if node.spec.unschedulable == unschedulable:
-        return None
-    new = structs.replace(node, spec=structs.replace(node.spec, unschedulable=unschedulable))
-    event = Event(kind="Node", key=name, reason=reason, at=now_ms)
-    return put(reader, new, expect=node.metadata.revision, event=event)
+    reader: Reader,
+    node: Node,
+    given: Mapping[str, str],
+    *,
+    unschedulable: bool,
+    event: str,
+    now_ms: int,
+) -> Transaction:
+    others = {
+        name: text
+        for name, text in node.metadata.annotations.items()
+        if name not in (CORDONED_BY, CORDON_REASON)
+    }
+    stated = {name: text for name, text in given.items() if text}
+    new = structs.replace(
+        node,
+        metadata=structs.replace(node.metadata, annotations={**others, **stated}),
+        spec=structs.replace(node.spec, unschedulable=unschedulable),
+    )
+    made = Event(
+        kind="Node",
+        key=node.metadata.name,
+        reason=event,
+        message=cordon_text(stated),
+        at=now_ms,
+    )
+    return put(reader, new, expect=node.metadata.revision, event=made)
 
 
 def _event(group: PodGroup, reason: str, now_ms: int, message: str) -> Event:

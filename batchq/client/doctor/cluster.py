@@ -13,6 +13,7 @@ from batchq.api.lifecycle import ON_NODE, PodGroupPhase, PodPhase
 from batchq.api.node_features import (
     LOCKED,
     WHOLE,
+    cordon_text,
     devices_in,
     exceeds_nodes,
     lacking_runtime,
@@ -247,10 +248,11 @@ def _of_node(state: State, node: Node) -> Finding | None:
             remedy="see whether its machine is up and its agent runs, and the network between",
         )
     if node.spec.unschedulable:
+        who = cordon_text(node.metadata.annotations)
         return Finding(
             level=Level.NOTE,
             subject=subject,
-            found="cordoned: no pods are placed on it",
+            found=f"cordoned{f' {who}' if who else ''}: no pods are placed on it",
             expected="not cordoned, except during maintenance",
             remedy=f"`batchq nodes uncordon {name}` after the maintenance",
         )

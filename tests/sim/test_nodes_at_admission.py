@@ -340,7 +340,16 @@ def test_a_pod_that_names_its_node_is_told_what_that_node_has_free() -> None:
     )
     assert of(came, "g").reasons[0].message == (
         "nodes cannot take its pod now; no node takes a pod that asks for cpu 8, and the most cpu"
-        " that one node has free is 1, on n1"
+        " that is free on a node it may use is 1, on n1"
+    )
+    free = outcome(
+        *(node("n1", 8), node("n2", 8)),
+        *running("a", 7, on="n1"),
+        group("g", tasks=[only_on("n1", 8)]),
+    )
+    assert of(free, "g").reasons[0].message == (
+        "task t: 0/2 nodes fit: 1 insufficient cpu, 1 not among the nodes that it names; a pod"
+        " needs cpu 8, and the most that is free on a node it may use is 1, on n1"
     )
 
 
@@ -350,7 +359,7 @@ def test_a_pod_that_names_a_node_too_small_for_it_is_told_the_size_of_that_node(
     )
     assert of(came, "g").reasons[0].message == (
         "not even empty nodes take it: task t: 0/3 nodes fit: 1 insufficient cpu, 2 not among the"
-        " nodes that it names; a pod needs cpu 7, and the largest node has 4"
+        " nodes that it names; a pod needs cpu 7, and the largest node that it may use has 4"
     )
 
 

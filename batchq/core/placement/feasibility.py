@@ -165,7 +165,8 @@ def _why_not(session: Session, gang: Gang, nodes: Mapping[str, NodeState]) -> st
         detail, fitting = count_fitting(session, shape, nodes.values())
         if not fitting:
             usable = _usable(session, shape, nodes.values())
-            oversize = _oversize(shape, _largest(usable)) if usable else ""
+            where = "" if len(usable) == len(nodes) else " that it may use"
+            oversize = _oversize(shape, _largest(usable), where) if usable else ""
             return "; ".join(part for part in (detail, oversize) if part)
     return _too_many(gang)
 
@@ -258,13 +259,15 @@ def _copies(nodes: Mapping[str, NodeState]) -> dict[str, NodeState]:
     return {name: NodeState(node.record, ready=True) for name, node in nodes.items()}
 
 
-def _oversize(shape: TaskShape, largest: Amounts) -> str:
-    """Return the first dimension in which a pod needs more than any node has, in words."""
+def _oversize(shape: TaskShape, largest: Amounts, where: str) -> str:
+    """Return the first dimension in which a pod needs more than any node has, in words; `where`
+    says which nodes were compared.
+    """
     for resource, need in shape.requests.items():
         most = largest.get(resource, 0)
         if most < need:
             needs, has = (describe_quantity(resource, units) for units in (need, most))
-            return f"a pod needs {resource} {needs}, and the largest node has {has}"
+            return f"a pod needs {resource} {needs}, and the largest node{where} has {has}"
     return ""
 
 

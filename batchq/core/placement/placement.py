@@ -14,7 +14,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from batchq.api.lifecycle import ON_NODE, PodPhase
 from batchq.api.objects import Pod
@@ -660,32 +660,54 @@ def _of_nodes(count: int, refusal: str) -> str:
     return f"{count} {refusal}"
 
 
+class MostFree(NamedTuple):
+    """The most of a resource that one node has free for a pod, and the name of that node; and the
+    most that any node has free, also one that the pod may not use.
+    """
+
+    resource: str
+    units: int
+    node: str
+    anywhere: int
+
+    @property
+    def where(self) -> str:
+        """On which nodes this is the most, as text."""
+        return "" if self.units == self.anywhere else " on a node it may use"
+
+
+def most_free_for(session: Session, shape: TaskShape) -> MostFree | None:
+    """Return the most free amount in the first dimension in which no node that a pod may use has
+    enough; None if there is none.
+    """
+    for resource, need in shape.requests.items():
+        most, name = session.nodes.most_free(resource)
+        units = most
+        # The usual case is that a pod may use any node, and then no other one is looked at.
+        if name and session.refused_by(shape, _when_empty(session, name)) is not None:
+            usable = usable_nodes(session, shape)
+            units, name = max((node.free.get(resource, 0), node.name) for node in usable)
+        if name and units < need:
+            return MostFree(resource, max(0, units), name, max(0, most))
+    return None
+
+
+def _when_empty(session: Session, name: str) -> NodeState:
+    return NodeState(session.nodes.by_name[name].record, ready=True)
+
+
 def most_free_text(session: Session, shape: TaskShape) -> str:
-    """Return, as text, the first dimension in which no node that a pod may use has enough free: its
-    request, and the largest free amount with its node; '' if there is none.
+    """Return what a pod requests and the most that is free, as text, in the first dimension in
+    which no node that it may use has enough; '' if there is none.
     """
     found = most_free_for(session, shape)
     if found is None:
         return ""
-    resource, most, name = found
-    needs, has = (describe_quantity(resource, one) for one in (shape.requests[resource], most))
-    return f"a pod needs {resource} {needs}, and the most that is free is {has}, on {name}"
-
-
-def most_free_for(session: Session, shape: TaskShape) -> tuple[str, int, str] | None:
-    """Return the first dimension in which no open node has enough free for a pod, with the largest
-    free amount on one of the nodes that it may use, and its name; None if there is none.
-    """
-    for resource, need in shape.requests.items():
-        most, name = session.nodes.most_free(resource)
-        if not name or most >= need:
-            continue
-        # The usual case is that a pod may use any node, and then no other one is looked at.
-        if session.refused_by(shape, NodeState(session.nodes.by_name[name].record, ready=True)):
-            usable = usable_nodes(session, shape)
-            most, name = max((node.free.get(resource, 0), node.name) for node in usable)
-        return resource, max(0, most), name
-    return None
+    resource, where = found.resource, found.where
+    need, has = (describe_quantity(resource, n) for n in (shape.requests[resource], found.units))
+    return (
+        f"a pod needs {resource} {need}, and the most that is free{where} is {has}, on {found.node}"
+    )
 
 
 #: Shape -> the nodes that take it, best first, in a session.

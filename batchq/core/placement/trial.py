@@ -283,8 +283,9 @@ def _verdict(session: Session, gang: Gang, shape: TaskShape) -> Verdict:
         beside, free = _free_beside_the_gang(session, gang)
         shape = beside if free else shape
     if in_line and not free:
-        detail = explain_no_node(session, shape).detail
-        passing = _held_exclusively(session, shape)
+        explained = explain_no_node(session, shape)
+        detail = explained.detail
+        passing = "; ".join(filter(None, (explained.passing, _held_exclusively(session, shape))))
     elif in_line:
         detail = f"nodes cannot take its {_noun(gang)} now"
         # This detail changes with what is free, so it is not stored.
@@ -341,14 +342,14 @@ def _free_beside_the_gang(session: Session, gang: Gang) -> tuple[TaskShape, str]
 
 def _largest_free_text(session: Session, shape: TaskShape) -> str:
     """Return the largest free amount on one node that a pod may use, as text, in the first
-    dimension in which no node has enough; '' if the pod is refused for another reason.
+    dimension in which no open node has enough; '' if the pod is refused for another reason.
     """
     found = most_free_for(session, shape)
-    if found is None:
+    if found is None or found.anywhere >= shape.requests[found.resource]:
         return ""
-    resource, most, name = found
-    free = describe_quantity(resource, most)
-    return f"and the most {resource} that one node has free is {free}, on {name}"
+    free = describe_quantity(found.resource, found.units)
+    has = "one node has free" if not found.where else f"is free{found.where}"
+    return f"and the most {found.resource} that {has} is {free}, on {found.node}"
 
 
 def seek_for_admitted(session: Session, group: GroupState) -> bool:

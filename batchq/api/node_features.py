@@ -32,7 +32,16 @@ from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.notation import shown
-from batchq.api.objects import Container, Node, Pod, PodGroup, PodTemplate, RuntimeName, full_name
+from batchq.api.objects import (
+    Container,
+    Node,
+    Pod,
+    PodGroup,
+    PodTemplate,
+    RuntimeName,
+    Taint,
+    full_name,
+)
 from batchq.api.resources import GPU, Amounts, describe_quantity
 
 #: The annotation of a Node with its devices, as JSON.
@@ -347,8 +356,9 @@ def _image_problems(template: PodTemplate, container: Container, path: str) -> I
 
 
 def exceeds_nodes(group: PodGroup, nodes: Sequence[Node]) -> str:
-    """Return which amounts of a group exceed the nodes even if all are ready and empty, or which
-    labels or name no node has; '' if there is no such problem, or if there are no nodes.
+    """Return which amounts of a group exceed the nodes even if all are ready and empty, which
+    labels or name no node has, or which taints keep its pods off them; '' if there is no such
+    problem, or if there are no nodes.
 
     It needs no session, unlike `why_no_known_node`, which the scheduler asks.
     """
@@ -372,8 +382,14 @@ def _too_large_a_pod(group: PodGroup, nodes: Sequence[Node]) -> str:
     for task in group.spec.tasks:
         if unmatched := no_node_matches(task.template, nodes):
             return unmatched
+        if tainted := no_node_tolerated(task.template, nodes):
+            return tainted
         asked = task.template.requests
-        offers = [node.spec.resources for node in _matching(task.template, nodes)]
+        offers = [
+            node.spec.resources
+            for node in _matching(task.template, nodes)
+            if not untolerated(node.spec.taints, task.template)
+        ]
         if any(all(offer.get(name, 0) >= need for name, need in asked.items()) for offer in offers):
             continue
         pod = "a pod" if len(group.spec.tasks) == 1 else f"a pod of task {task.name}"
@@ -419,6 +435,42 @@ def _matching(template: PodTemplate, nodes: Sequence[Node]) -> list[Node]:
         for node in nodes
         if is_named(node.metadata.name, template) and labels <= node.metadata.labels.items()
     ]
+
+
+def untolerated(taints: Iterable[Taint], template: PodTemplate) -> str:
+    """Return the key of the first taint that keeps a pod off a node; '' if none does.
+
+    By Kubernetes' rule, an empty key with Exists, or an empty effect, tolerates all.
+    """
+    for taint in taints:
+        if taint.effect != "PreferNoSchedule" and not any(
+            (not toleration.effect or toleration.effect == taint.effect)
+            and (
+                (toleration.operator == "Exists" and toleration.key in ("", taint.key))
+                or (
+                    toleration.operator == "Equal"
+                    and (toleration.key, toleration.value) == (taint.key, taint.value)
+                )
+            )
+            for toleration in template.tolerations
+        ):
+            return taint.key
+    return ""
+
+
+def no_node_tolerated(template: PodTemplate, nodes: Sequence[Node]) -> str:
+    """Return which taints keep a pod off all nodes that match its template; '' if one takes it, or
+    none matches.
+    """
+    matching = _matching(template, nodes)
+    keys = {untolerated(node.spec.taints, template) for node in matching}
+    if not keys or "" in keys:
+        return ""
+    taints = f"the taint{'s' * (len(keys) > 1)} {' or '.join(sorted(keys)[:_MOST_NAMES])}"
+    if len(matching) == 1:
+        return f"node {matching[0].metadata.name} has {taints}, which its pod does not tolerate"
+    count = len(matching)
+    return f"all {count} nodes that it may use have {taints}, which its pod does not tolerate"
 
 
 def is_named(name: str, template: PodTemplate) -> bool:

@@ -65,6 +65,7 @@ from batchq.client.request import (
     capacity_warnings,
     leaves_stop_policy,
     limit_warnings,
+    stopped_queue_warnings,
     unknown_node_warnings,
 )
 from batchq.errors import (
@@ -536,8 +537,8 @@ def warn(applied: Sequence[Applied]) -> None:
 
 
 def warn_of_capacity(client: Client, applied: Sequence[Applied]) -> None:
-    """Say on stderr which new groups exceed the nodes or a limit, or name a node that does not
-    exist, before anyone waits for them.
+    """Say on stderr which new groups exceed the nodes or a limit, name a node that does not exist,
+    or are in a stopped queue, before anyone waits for them.
     """
     groups = [
         one.object
@@ -556,6 +557,7 @@ def warn_of_capacity(client: Client, applied: Sequence[Applied]) -> None:
     _show_some(beyond_limits, "can never start")
     _show_some(beyond_nodes, "cannot start on the existing nodes")
     _show_some(list(unknown_node_warnings(groups, nodes)), "name nodes that do not exist")
+    _show_some(list(stopped_queue_warnings(groups, limits[0])), "wait in stopped queues")
     if beyond_nodes:
         show_hint("`batchq plan` says what would fit; a node that takes it may still join")
     elif beyond_limits:

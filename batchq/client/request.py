@@ -644,7 +644,7 @@ def leaves_stop_policy(data: Mapping[str, object]) -> bool:
 
 def capacity_warnings(groups: Iterable[PodGroup], nodes: Sequence[Node]) -> Iterator[str]:
     """Return a sentence for each group that could not run even if all `nodes` were ready and empty,
-    as far as amounts, selectors and names tell; `batchq plan` also checks taints and quotas.
+    as far as amounts, selectors, names and taints tell.
     """
     for group in groups:
         if why := exceeds_nodes(group, nodes):
@@ -681,14 +681,33 @@ def limit_warnings(
             for quota in quotas
             if quota.metadata.namespace == group.metadata.namespace
         ]
-        chain: dict[str, Queue] = {}
-        name = group.spec.queue
-        while name in by_name and name not in chain:
-            chain[name] = by_name[name]
-            name = by_name[name].spec.parent
-        limits += [(f"queue {name}", queue.spec.capability) for name, queue in chain.items()]
+        limits += [
+            (f"queue {queue.metadata.name}", queue.spec.capability)
+            for queue in _chain_of(group, by_name)
+        ]
         if why := _exceeded(shape_of(group.spec).counted, limits):
             yield f"PodGroup {full_name(group)} can never start: {why}"
+
+
+def stopped_queue_warnings(groups: Iterable[PodGroup], queues: Sequence[Queue]) -> Iterator[str]:
+    """Return a sentence for each group whose queue, or one above it, is stopped."""
+    by_name = {queue.metadata.name: queue for queue in queues}
+    for group in groups:
+        for queue in _chain_of(group, by_name):
+            if (policy := queue.spec.stop_policy) != "None":
+                name = queue.metadata.name
+                yield f"PodGroup {full_name(group)} waits: queue {name} is stopped ({policy})"
+                break
+
+
+def _chain_of(group: PodGroup, queues: Mapping[str, Queue]) -> list[Queue]:
+    """Return the group's queue and those above it, as far as they are known."""
+    chain: dict[str, Queue] = {}
+    name = group.spec.queue
+    while name in queues and name not in chain:
+        chain[name] = queues[name]
+        name = queues[name].spec.parent
+    return list(chain.values())
 
 
 def _exceeded(wanted: Mapping[str, int], limits: Iterable[tuple[str, Mapping[str, int]]]) -> str:

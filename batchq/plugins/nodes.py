@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from batchq.api.node_features import untolerated
 from batchq.api.node_report import FIRST_WITH_MPI, PROTOCOL, PROTOCOL_ANNOTATION
 from batchq.api.notation import Malformed
-from batchq.api.objects import Taint, Toleration, Value
+from batchq.api.objects import Value
 from batchq.api.reasons import Verdict, Waiting
 from batchq.api.resources import PODS
 from batchq.core.placement.node_order import Scores, Takes
@@ -133,9 +134,9 @@ def suitability(shape: TaskShape, node: NodeState) -> str:
         return "not among the nodes that it names"
     if node.name in template.exclude_nodes:
         return "excluded by the pod"
-    for taint in node.record.spec.taints:
-        if taint.effect != "PreferNoSchedule" and not _tolerated(taint, template.tolerations):
-            return f"taint {taint.key} not tolerated"
+    taints = node.record.spec.taints
+    if taints and (key := untolerated(taints, template)):
+        return f"taint {key} not tolerated"
     return ""
 
 
@@ -161,21 +162,6 @@ def _is_too_old(node: NodeState) -> str:
 
 def _is_near(protocol: int) -> bool:
     return abs(protocol - PROTOCOL) <= 1
-
-
-def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
-    """Apply Kubernetes' rule: an empty key with Exists, or an empty effect, matches all."""
-    return any(
-        (not toleration.effect or toleration.effect == taint.effect)
-        and (
-            (toleration.operator == "Exists" and toleration.key in ("", taint.key))
-            or (
-                toleration.operator == "Equal"
-                and (toleration.key, toleration.value) == (taint.key, taint.value)
-            )
-        )
-        for toleration in tolerations
-    )
 
 
 BEST = 1000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from batchq.api.objects import PodStatus
+from batchq.api.objects import PodStatus, Taint
 from batchq.cli.allocation import pod_at
 from batchq.cli.stack import kept_offers
 from batchq.client.request import Request, capacity_warnings, group_of
@@ -259,6 +259,59 @@ def test_a_node_that_does_not_exist_is_warned_of(
     done = batchq("submit", "--name", "x", *options, "--", "true")
     assert (done.code, done.out) == (0, "podgroup default/x submitted\n")
     assert done.err == f"warning: PodGroup default/x {warning}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--node", "n2"], "node n2 has the taint dedicated, which its pod does not tolerate"),
+        (
+            ["--selector", "pool=gpu"],
+            (
+                "all 2 nodes that it may use have the taints dedicated or service, which its pod"
+                " does not tolerate"
+            ),
+        ),
+        (
+            ["--cpus", "6"],
+            "a pod asks for cpu 6, and the largest node that it may use has 4",
+        ),
+    ],
+)
+def test_nodes_with_taints_that_a_request_does_not_tolerate_are_warned_of(
+    batchq: Batchq, stage: Stage, options: list[str], why: str
+) -> None:
+    gpu = {"pool": "gpu"}
+    stage.furnish(
+        a_node("n1", cpu=4, taints=(Taint(key="rare", effect="PreferNoSchedule"),)),
+        a_node("n2", cpu=8, labels=gpu, taints=(Taint(key="dedicated"),)),
+        a_node("n3", cpu=8, labels=gpu, taints=(Taint(key="service"),)),
+    )
+    done = batchq("submit", "--name", "x", *options, "--", "true")
+    assert (done.code, done.out) == (0, "podgroup default/x submitted\n")
+    assert done.err.splitlines() == [
+        f"warning: PodGroup default/x cannot start on the existing nodes: {why}",
+        "hint: `batchq plan` says what would fit; a node that takes it may still join",
+    ]
+    assert batchq("submit", "--name", "y", "--", "true").err == ""
+
+
+@pytest.mark.both_doors
+def test_a_request_to_a_stopped_queue_is_warned_of(batchq: Batchq, stage: Stage) -> None:
+    stage.furnish(
+        *(a_node("n1", cpu=8), a_queue("open"), a_queue("held", stop_policy="Hold")),
+        *(a_queue("low", stop_policy="HoldAndDrain"), a_queue("leaf", parent="low")),
+    )
+    warnings = {}
+    for queue in ("open", "held", "leaf"):
+        done = batchq("submit", "--name", f"in-{queue}", "-q", queue, "--", "true")
+        assert (done.code, done.out) == (0, f"podgroup default/in-{queue} submitted\n")
+        warnings[queue] = done.err
+    assert warnings == {
+        "open": "",
+        "held": "warning: PodGroup default/in-held waits: queue held is stopped (Hold)\n",
+        "leaf": "warning: PodGroup default/in-leaf waits: queue low is stopped (HoldAndDrain)\n",
+    }
 
 
 def test_up_says_which_agents_keep_other_resources_and_how_to_change_them() -> None:

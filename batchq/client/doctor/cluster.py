@@ -18,6 +18,7 @@ from batchq.api.node_features import (
     exceeds_nodes,
     lacking_runtime,
     no_node_matches,
+    no_node_tolerated,
     uses_of,
 )
 from batchq.api.node_report import (
@@ -651,6 +652,11 @@ def _awaited_nodes(group: PodGroup, nodes: Sequence[Node], cancel: str) -> tuple
         return (
             "nodes with the names and labels that its pods ask for",
             f"start workers that have them, or {cancel} and ask for others",
+        )
+    if any(no_node_tolerated(template, nodes) for template in templates):
+        return (
+            "nodes whose taints its pods tolerate",
+            f"start workers without these taints, or {cancel} and tolerate them",
         )
     return (
         "nodes that are large enough for its pods",

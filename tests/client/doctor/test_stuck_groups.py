@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from batchq.api.objects import Condition, PodGroup
+from batchq.api.objects import Condition, PodGroup, Taint
 from batchq.client.doctor import Level
 from batchq.client.doctor.cluster import groups
 from batchq.client.doctor.system_state import Finding, State
@@ -83,6 +83,14 @@ def test_nodes_are_expected_to_have_a_runtime_or_labels_or_a_size(
     assert found.expected == expected
     assert remedy in found.remedy
     assert "`batchq cancel default/wide`" in found.remedy
+
+
+def test_a_pod_that_tolerates_no_node_is_reported() -> None:
+    tainted = a_node("n1", cpu=4, taints=(Taint(key="dedicated"),))
+    found = finding_of(a_state(a_queue(), tainted, waiting_for(cpu=1)))
+    assert found.found == "node n1 has the taint dedicated, which its pod does not tolerate"
+    assert found.expected == "nodes whose taints its pods tolerate"
+    assert "start workers without these taints" in found.remedy
 
 
 def test_a_pod_whose_request_only_two_nodes_together_could_meet_is_reported() -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -270,13 +270,14 @@ class _Plan:
     ) -> int | None:
         """Return the first instant at which the group fits and no group ahead prevents it."""
         is_strict = _strategy(self._session, group) == "StrictFIFO"
+        further = _over_further_limits(self._session, group)
         # Each iteration moves past a closed interval or finds the instant.
         while earliest is not None:
             closed = line.closed_at(earliest, is_strict=is_strict)
             if closed is not None:
                 earliest = closed.until
                 continue
-            at = self._table.slot(group, length, earliest)
+            at = _slot_within(self._table, group, length, earliest, further)
             if at is None or at == earliest:
                 return at
             earliest = at
@@ -436,9 +437,12 @@ def _first_fit(session: Session, group: GroupState, not_before: int) -> Expected
             over_any_limit(session.with_ledger(table.ledger_at(step, group)), group)
             for step in (0, -1)
         )
-        at = table.slot(group, None, not_before)
+        further = _over_further_limits(session, group)
+        at = _slot_within(table, group, None, not_before, further)
         if at is not None:
+            lacking += further
             return Expected(at, ended=_ended_until(session, table, group, at, lacking))
+        left = left or further
     lacks = left[0].message() if left else "finds no nodes with capacity for all its pods"
     if len(table.instants()) == 1 and not stopping:
         return Expected(None, why=f"no end of a running group is known: it {lacks}")
@@ -449,13 +453,51 @@ def _first_fit(session: Session, group: GroupState, not_before: int) -> Expected
     return Expected(None, why=f"{known}, and after all of those it still {lacks}")
 
 
+def _over_further_limits(session: Session, group: GroupState) -> list[Verdict]:
+    """Return the refusals by limits that plugins such as overcommit add to those of the ledger."""
+    by_title = {title_of(scope): scope for scope in group.scopes}
+    return [
+        one
+        for one in blockers(session, group)
+        if one.limit is not None
+        and one.subject in by_title
+        and session.ledger.limit(by_title[one.subject], one.resource) != one.limit
+    ]
+
+
+def _slot_within(
+    table: LedgerTimeline,
+    group: GroupState,
+    length: int | None,
+    not_before: int,
+    further: Sequence[Verdict],
+) -> int | None:
+    """Return the earliest instant (ms) from which a group fits, also within `further` limits that
+    refuse it now; None if there is none.
+    """
+    by_title = {title_of(scope): scope for scope in group.scopes}
+    at = table.slot(group, length, not_before)
+    while at is not None and further:
+        step = bisect_right(table.instants(), at)
+        then = table.ledger_at(step - 1, group)
+        if all(
+            then.without(group, by_title[one.subject], one.resource) + (one.need or 0)
+            <= (one.limit or 0)
+            for one in further
+        ):
+            break
+        is_last = step == len(table.instants())
+        at = None if is_last else table.slot(group, length, table.instants()[step])
+    return at
+
+
 def _ended_until(
     session: Session, table: LedgerTimeline, group: GroupState, at: int, lacking: list[Verdict]
 ) -> tuple[str, ...]:
     """Return the keys of the groups whose ends until an instant free what a group lacks now, by the
     limits or on the nodes that it finds then. Groups are left out if the others free enough.
     """
-    if table.fits_now(group, None):
+    if not lacking and table.fits_now(group, None):
         return ()
     on_nodes = _lacking_on_nodes(session, table, group, at)
     spare = _spare_of_limits(session, table, group, at, lacking)

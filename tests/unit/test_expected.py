@@ -20,9 +20,10 @@ from batchq.api.objects import (
     Strategy,
 )
 from batchq.assembly import assemble
-from batchq.config import DEFAULT_PLUGINS, SchedulerConfig
+from batchq.config import DEFAULT_PLUGINS, PluginEntry, SchedulerConfig
 from batchq.core.estimates import Expected, earliest_start, expected_starts
 from batchq.core.session.session import Session
+from batchq.core.session.snapshot import Settings
 from tests.builders import (
     a_group,
     a_node,
@@ -432,6 +433,28 @@ def test_a_limit_of_the_queue_counts_beside_that_of_the_cluster() -> None:
         waits("d", 1, 9),
     ]
     assert starts(*world) == {"n": 100, "d": 50}
+
+
+def test_a_limit_of_the_plugin_overcommit_counts_too() -> None:
+    """The cluster admits twice the cpus of its node, and the plugin only as many as there are."""
+    config = {
+        "settings": Settings(overcommit=2_000),
+        "plugins": (*DEFAULT_PLUGINS, PluginEntry(name="overcommit")),
+        "plugin_config": {"overcommit": {"resources": {"cpu": 1}}},
+    }
+    world = [a_node(cpu=4), *runs("r", 2, 100), *runs("s", 2, 50), waits("a", 3, 9)]
+    session = decided(*world, **config)
+    [refusal] = session.refusals["a"]
+    assert refusal.plugin == "overcommit"
+    assert expected_starts(session)["a"].at == 100_000
+    found = earliest_start(session, session.by_key["default/a"])
+    assert (found.at, found.ended) == (100_000, ("default/s", "default/r"))
+    endless = decided(a_node(cpu=4), *runs("r", 2, None), waits("a", 3, 9), **config)
+    assert expected_starts(endless)["a"].at is None
+    assert earliest_start(endless, endless.by_key["default/a"]).why == (
+        "no end of a running group is known: it needs cpu 3, and the cluster has 2 free (2 of 4 in"
+        " use); overcommit is 1 here"
+    )
 
 
 def test_in_one_pending_queue_a_strict_group_passes_no_other_and_no_other_passes_it() -> None:

@@ -25,7 +25,12 @@ from batchq.cli.objects import warn, warn_of_capacity
 from batchq.cli.output import EXIT_INTERRUPTED, Interrupted, echo
 from batchq.cli.output.options import Globals
 from batchq.cli.output.progress import short
-from batchq.cli.output.values import exit_code_of, print_results, seconds_of
+from batchq.cli.output.values import (
+    exit_code_of,
+    print_results,
+    seconds_of,
+    warn_if_not_led,
+)
 from batchq.cli.request_options import requested
 from batchq.client import Client
 from batchq.client.connection import patience_of
@@ -83,6 +88,7 @@ def submitted(
     echo(f"Submitted {short(key_of(group))}", err=True)
     warn(applied)
     warn_of_capacity(client, applied)
+    warn_if_not_led(client)
     return group
 
 

@@ -50,6 +50,7 @@ from batchq.cli.output.values import (
     interruption_of,
     print_results,
     seconds_of,
+    warn_if_not_led,
 )
 from batchq.cli.request_options import OF_REQUEST, check_request, request_options, requested
 from batchq.client import Applied, Client, with_working_dir
@@ -127,8 +128,10 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
         _show(applied, options)
         warn_of_capacity(client, applied)
         groups = [one.object for one in applied if isinstance(one.object, PodGroup)]
-        waits = options["wait"] or options["progress"] or options["exit_code"]
-        if options["dry_run"] or not waits or not groups:
+        if options["dry_run"] or not groups:
+            return None
+        warn_if_not_led(client)
+        if not (options["wait"] or options["progress"] or options["exit_code"]):
             return None
         return _wait(client, shared, [key_of(group) for group in groups], options)
 
@@ -186,15 +189,15 @@ def _show_objects(objects: Sequence[Object], form: str) -> None:
 
 
 def _wait(client: Client, shared: Globals, keys: list[str], options: dict[str, Any]) -> int:
-    from batchq.cli.output.values import seconds_of
     from batchq.cli.wait import follow
 
     sentence, hint = interruption_of(keys)
     with on_interrupt(sentence, hint=hint):
+        timeout_s = seconds_of(options["timeout"])
         if options["progress"]:
-            results = follow(client, keys, err=True)
+            results = follow(client, keys, err=True, timeout_s=timeout_s)
         else:
-            results = client.wait(keys, timeout_s=seconds_of(options["timeout"]))
+            results = client.wait(keys, timeout_s=timeout_s)
             print_results(results, err=True)
     return exit_code_of(results, pass_on=options["exit_code"])
 
@@ -404,6 +407,8 @@ def submit_lines(shared: Globals, command: tuple[str, ...], options: dict[str, A
         run = _Run(client, shared, lines, defaults, options)
         run.check()
         run.submit()
+        if not options["dry_run"]:
+            warn_if_not_led(client)
         if options["wait"] and not options["dry_run"] and run.keys:
             return _wait_for_all(client, run.keys, seconds_of(options["timeout"]))
     return None

@@ -53,19 +53,22 @@ def progress(shared: Globals, names: tuple[str, ...], namespace: str) -> int:
         return exit_code_of(follow(client, keys))
 
 
-def follow(client: Client, keys: Sequence[str], *, err: bool = False) -> Sequence[Result]:
+def follow(
+    client: Client, keys: Sequence[str], *, err: bool = False, timeout_s: float | None = None
+) -> Sequence[Result]:
     """Show groups until all have ended; return the results.
 
-    Raises NotFound, also if a group is deleted meanwhile.
+    Raises NotFound, also if a group is deleted meanwhile, and WaitTimedOut.
     """
     from batchq.cli.run import looks
 
     with client.patiently():
         for key in keys:
             client.get("PodGroup", key)
-    for _ in looks(client, keys, sys.stderr if err else sys.stdout):
+    for _ in looks(client, keys, sys.stderr if err else sys.stdout, timeout_s=timeout_s):
         pass
-    return client.wait(keys)
+    # They have ended by now, or the time is over.
+    return client.wait(keys, timeout_s=None if timeout_s is None else 0.0)
 
 
 GOALS = ("finished", "succeeded", "running", "admitted")

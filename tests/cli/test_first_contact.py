@@ -53,9 +53,9 @@ def test_submit_warns_of_a_script_that_is_not_looked_for_here(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.sh").write_text("#!/bin/sh\n")
     warning = "warning: job.sh is a file here, but as a command it must be ./job.sh, or sh job.sh"
-    assert batchq("submit", "job.sh").err.splitlines() == [warning]
+    assert warning in batchq("submit", "job.sh").err.splitlines()
     for word in ("./job.sh", "true"):
-        assert batchq("submit", "--", word).err == ""
+        assert warning not in batchq("submit", "--", word).err
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -54,3 +54,38 @@ def test_finished_groups_get_no_note_of_a_missing_leader(batchq: Batchq, waiting
     assert SAID not in batchq("describe", "x").out
     assert batchq("jobs").err == ""
     assert batchq("wait", "x").err == ""
+
+
+@pytest.mark.both_doors
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("submit", "--name", "y", "--", "true"),
+        ("submit", "--name", "y", "--wait", "--timeout", "50ms", "--", "true"),
+        ("submit", "--name", "y", "--progress", "--timeout", "50ms", "--", "true"),
+        ("run", "--name", "y", "--timeout", "50ms", "--", "true"),
+    ],
+)
+def test_a_submission_reports_a_missing_leader_before_anyone_waits(
+    batchq: Batchq, stage: Stage, words: tuple[str, ...]
+) -> None:
+    stage.store.resign("stage")
+    done = batchq(*words)
+    assert SAID in done.err.splitlines()
+    stage.lead_again()
+    again = batchq(*(word.replace("y", "z") for word in words))
+    assert again.code == done.code
+    assert SAID not in again.err
+
+
+def test_a_submission_of_many_groups_reports_a_missing_leader(batchq: Batchq, stage: Stage) -> None:
+    stage.store.resign("stage")
+    lines = '{"command": ["true"]}\n'
+    assert batchq("submit", "--from-file", "-", stdin=lines).err == f"{SAID}\n"
+
+
+def test_a_dry_run_reports_no_missing_leader(batchq: Batchq, stage: Stage) -> None:
+    stage.store.resign("stage")
+    lines = '{"command": ["true"]}\n'
+    assert batchq("submit", "--dry-run", "--", "true").err == ""
+    assert batchq("submit", "--dry-run", "--from-file", "-", stdin=lines).err == ""

@@ -310,13 +310,21 @@ def warn_if_no_leader(client: Client, keys: Sequence[str]) -> None:
     """Warn on stderr if groups have not ended and no scheduler leads."""
     try:
         groups = [client.get("PodGroup", key) for key in keys]
-        led = client.schedulers().led
     except (NotFound, StoreUnavailable):
         # The command that waits for them reports this itself.
         return
-    if not led and any(
-        isinstance(one, PodGroup) and one.status.phase not in TERMINAL for one in groups
-    ):
+    if any(isinstance(one, PodGroup) and one.status.phase not in TERMINAL for one in groups):
+        warn_if_not_led(client)
+
+
+def warn_if_not_led(client: Client) -> None:
+    """Warn on stderr if no scheduler leads, unless this cannot be found out now."""
+    try:
+        led = client.schedulers().led
+    except StoreUnavailable:
+        # The groups are submitted, whatever becomes of the server, or of the right to read this.
+        return
+    if not led:
         warn_no_leader()
 
 

@@ -89,8 +89,14 @@ def check(obj: Object, *, described: bool = False) -> None:
     needs no command, since nothing is started.
     """
     check_names(obj)
-    for problem in _problems(obj, described):
-        raise InvalidInput(f"{kind_of(obj)} {full_name(obj)}: {problem}")
+    title = f"{kind_of(obj)} {full_name(obj)}"
+    try:
+        for problem in _problems(obj, described):
+            raise InvalidInput(f"{title}: {problem}")
+    except UnicodeEncodeError as error:
+        # Python represents bytes that are not UTF-8 as surrogates.
+        found = shown(error.object)
+        raise InvalidInput(f"{title}: expected text in UTF-8, found {found}") from None
 
 
 def contradictions(group: PodGroup) -> list[str]:

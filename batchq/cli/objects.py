@@ -65,6 +65,7 @@ from batchq.client.request import (
     capacity_warnings,
     leaves_stop_policy,
     limit_warnings,
+    present_folder,
     stopped_queue_warnings,
     unknown_node_warnings,
 )
@@ -193,8 +194,8 @@ def read_content(name: str, *, in_folder: bool, limits_of: Globals | None = None
     keep_stop = queues_to_keep_stopped(documents, objects)
     if not in_folder:
         return Content(objects, keep_stop, documents)
-    folder = Path.cwd() if name == STDIN else Path(name).resolve().parent
-    in_place = [_in_folder(item, str(folder)) for item in objects]
+    folder = present_folder() if name == STDIN else str(Path(name).resolve().parent)
+    in_place = [_in_folder(item, folder) for item in objects]
     return Content(in_place, keep_stop, documents)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -24,7 +23,7 @@ from batchq.cli.output.values import (
     as_walltime,
 )
 from batchq.client import Client, Request
-from batchq.client.request import LAUNCHES, array_size, marked
+from batchq.client.request import LAUNCHES, array_size, marked, present_folder
 from batchq.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -434,7 +433,7 @@ def requested(client: Client, command: Sequence[str], options: dict[str, Any]) -
     _check_command(command)
     request = {name: options[name] for name in OF_REQUEST if name in options}
     request |= {"args": options.get("args") or [], "kwargs": options.get("kwargs") or {}}
-    request |= {"command": list(command), "working_dir": str(Path.cwd())}
+    request |= {"command": list(command), "working_dir": present_folder()}
     return Content([client.group_of(Request(**request))], frozenset())
 
 

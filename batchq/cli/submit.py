@@ -54,7 +54,7 @@ from batchq.cli.output.values import (
 )
 from batchq.cli.request_options import OF_REQUEST, check_request, request_options, requested
 from batchq.client import Applied, Client, with_working_dir
-from batchq.client.request import marked
+from batchq.client.request import marked, present_folder
 from batchq.errors import BatchqError, InvalidInput, NotFound, Rejected, UsageError, WaitTimedOut
 
 if TYPE_CHECKING:
@@ -704,7 +704,7 @@ def _defaults(
     command: tuple[str, ...], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the fields that apply to every line, and the options that set them."""
-    defaults: dict[str, Any] = {"working_dir": str(Path.cwd())}
+    defaults: dict[str, Any] = {"working_dir": present_folder()}
     given: dict[str, str] = {}
     if command:
         defaults["command"], given["command"] = list(command), "the command"

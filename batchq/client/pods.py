@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -227,7 +228,7 @@ def _in_order(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def _last(lines: Iterator[LogLine], tail: int | None) -> Iterator[LogLine]:
-    return lines if tail is None else iter(deque(lines, maxlen=tail))
+    return lines if tail is None else iter(deque(lines, maxlen=min(tail, sys.maxsize)))
 
 
 def check_single_result(group: Object) -> None:

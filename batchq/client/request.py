@@ -464,14 +464,27 @@ def _working_dir(request: Request) -> str:
     A function is imported by the pod, so it starts where the caller's own import worked.
     """
     if request.working_dir is None and request.function:
-        try:
-            return str(Path.cwd())
-        except FileNotFoundError:
-            raise UsageError(
-                "the folder that this process runs in is gone, and a function starts there",
-                hint="change to a folder that exists, or give working_dir",
-            ) from None
+        return present_folder(hint="change to a folder that exists, or give working_dir")
     return os.fspath(request.working_dir or "")
+
+
+def present_folder(*, hint: str = "change to another folder") -> str:
+    """Return the folder that this process runs in, for pods to start there.
+
+    Raises UsageError, with the hint, if it is gone or its name is not text.
+    """
+    try:
+        folder = str(Path.cwd())
+        folder.encode()
+    except FileNotFoundError:
+        problem = "is gone"
+    except UnicodeEncodeError:
+        problem = "has a name that is not in UTF-8"
+    else:
+        return folder
+    raise UsageError(
+        f"the folder that this process runs in {problem}, and pods start there", hint=hint
+    )
 
 
 def _requests(request: Request) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from batchq.api.objects import PodGroup, Retry
+from batchq.errors import InvalidInput
 from tests.builders import a_group, a_node, a_task
 from tests.cli.conftest import Batchq, Ran
 from tests.client.stage import Stage
@@ -247,6 +249,19 @@ def test_progress_in_a_pipe_is_a_line_for_each_change(stage: Stage, talk: Talk) 
     assert len(done.lines) == len(set(done.lines))
 
 
+@pytest.mark.parametrize("number", ["99999999999999999999", str(2**63)])
+def test_logs_with_a_tail_longer_than_any_output_print_all_of_it(
+    batchq: Batchq, stage: Stage, number: str
+) -> None:
+    stage.client.submit(command=["true"], name="x")
+    stage.turn()
+    stage.start("x")
+    [pod] = stage.pods("x")
+    place = pod.status.node, pod.metadata.uid, pod.status.attempt
+    stage.store.append_log(*place, "stdout", b"one\ntwo\n")
+    assert batchq("logs", "x", "--tail", number).out == "one\ntwo\n"
+
+
 @pytest.mark.both_doors
 def test_logs_can_say_whose_line_it_is(batchq: Batchq, stage: Stage) -> None:
     stage.client.submit(command=["true"], name="x", replicas=2)
@@ -419,3 +434,45 @@ def test_the_output_of_an_earlier_attempt_can_be_read(batchq: Batchq, stage: Sta
         refused = batchq("logs", "x", "--attempt", wrong)
         assert refused.code == 2
         assert f"expected a number from 1, or all, found '{wrong}'" in refused.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("submit", "--", "true"),
+        ("run", "--", "true"),
+        ("plan", "--", "true"),
+        ("submit", "--from-file", "-"),
+        ("submit", "-f", "-"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "fault"), [(b"gone", "is gone"), (b"\xff", "has a name that is not in UTF-8")]
+)
+def test_a_submission_from_an_unusable_folder_is_refused_in_a_sentence(
+    batchq: Batchq,
+    stage: Stage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    name: bytes,
+    fault: str,
+) -> None:
+    folder = os.path.join(os.fsencode(tmp_path), name)  # noqa: PTH118 - not text
+    os.mkdir(folder)  # noqa: PTH102 - not text
+    monkeypatch.chdir(os.fsdecode(folder))
+    if name == b"gone":
+        os.rmdir(folder)  # noqa: PTH106 - not text
+    done = batchq(*words, stdin=FILE)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        f"error: the folder that this process runs in {fault}, and pods start there\n"
+        "hint: change to another folder\n"
+    )
+
+
+def test_text_that_is_not_utf_8_is_refused_in_a_sentence(stage: Stage) -> None:
+    sentence = r"PodGroup default/x: expected text in UTF-8, found 'a\\udcff'"
+    for fields in ({"command": ["echo", "a\udcff"]}, {"env": {"A": "a\udcff"}}):
+        with pytest.raises(InvalidInput, match=sentence):
+            stage.client.submit(**{"name": "x", "command": ["true"], **fields})

@@ -160,6 +160,11 @@ def holds_data(home: Home) -> bool:
     return _written_by(home) is not None
 
 
+def is_alive(home: Home) -> bool:
+    """Return whether a server holds this home's data, even if it does not answer yet."""
+    return home.data.is_dir() and not _free(home)
+
+
 def stop_server(home: Home, *, within_s: float = STOPPED_WITHIN_S) -> ProcessFate:
     """Ask the server to write its data and end; the data stays.
 

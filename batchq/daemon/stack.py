@@ -581,9 +581,7 @@ def _up_server(home: Home, options: UpOptions, undo: ExitStack, say: Say) -> Par
         say("Starting the embedded server")
         # Registered before the start, because Ctrl-C may interrupt it.
         if embedded.holds_data(home):
-            undo.callback(
-                say, "The embedded server holds data and keeps running; `batchq down` ends it"
-            )
+            undo.callback(_say_kept, home, say)
         else:
             undo.callback(embedded.stop_server, home)
     server = embedded.ensure_server(home, port=options.port)
@@ -600,6 +598,12 @@ def _up_server(home: Home, options: UpOptions, undo: ExitStack, say: Say) -> Par
         log=str(embedded.log_path(home)),
         detail=server.version,
     )
+
+
+def _say_kept(home: Home, say: Say) -> None:
+    """Say that the server keeps running, unless it could not be started."""
+    if embedded.is_alive(home):
+        say("The embedded server holds data and keeps running; `batchq down` ends it")
 
 
 def _lacks_password(port: int) -> Conflict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,6 +154,19 @@ def test_where_nothing_is_left_nothing_is_started(home: Home) -> None:
     with pytest.raises(Conflict, match="no cpu or memory of this machine is left for"):
         stack.up(home, UpOptions(agents=2))
     assert states(stack.status(home)) == ["dead", "running", "running"]
+
+
+def test_an_up_whose_port_is_taken_does_not_say_that_a_server_keeps_running(home: Home) -> None:
+    first = stack.up(home, UpOptions(agents=1))
+    stack.down(home)
+    assert states(first) == ["started"] * 3
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Conflict, match=f"port {port}"):
+            stack.up(home, UpOptions(agents=1, port=port), say=said.append)
+    assert said == ["Starting the embedded server"]
+    assert states(stack.status(home))[0] == "not running"
 
 
 def test_a_failed_up_keeps_the_server_and_the_resources_of_dead_agents(

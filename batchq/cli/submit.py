@@ -55,7 +55,15 @@ from batchq.cli.output.values import (
 from batchq.cli.request_options import OF_REQUEST, check_request, request_options, requested
 from batchq.client import Applied, Client, with_working_dir
 from batchq.client.request import marked, present_folder
-from batchq.errors import BatchqError, InvalidInput, NotFound, Rejected, UsageError, WaitTimedOut
+from batchq.errors import (
+    BatchqError,
+    Conflict,
+    InvalidInput,
+    NotFound,
+    Rejected,
+    UsageError,
+    WaitTimedOut,
+)
 
 if TYPE_CHECKING:
     from batchq.client.submission import Outcome, Submission
@@ -494,13 +502,22 @@ class _Run:
             raise self._empty()
         self._print_summary(self._summary(started))
         if self._first_error is not None:
-            kept = self._options["keep_going"]
-            hint = (
-                ""
-                if kept
-                else "its batch was submitted, later ones were not; --keep-going continues"
-            )
-            raise self._refusal("refused", hint)
+            raise self._refusal("refused", self._after_refusal(self._first_error))
+
+    def _after_refusal(self, error: BatchqError) -> str:
+        """Return what has happened to the other lines, and the option that helps."""
+        is_taken = isinstance(error, Conflict) and not self._options["skip_existing"]
+        skip = "--skip-existing accepts lines whose group exists already and is equal"
+        skips = (skip,) if is_taken else ()
+        if self._options["keep_going"]:
+            return "".join(skips)
+        if self._options["dry_run"]:
+            what = "later batches were not checked"
+        elif self._counts["submitted"]:
+            what = "its batch was submitted, later ones were not"
+        else:
+            what = "nothing was submitted"
+        return "; ".join((what, *skips, "--keep-going continues"))
 
     def _requests(self) -> Iterator[Any]:
         for line in self._lines.read():

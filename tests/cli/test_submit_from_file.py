@@ -529,3 +529,23 @@ def test_groups_beyond_a_namespaces_limit_are_refused_line_by_line_and_sent_late
     again = batchq("submit", "--from-file", written, "--skip-existing")
     assert again.code == 0
     assert again.out.startswith("2 pod groups submitted, 3 unchanged in ")
+
+
+def test_a_refusal_of_existing_names_points_to_skip_existing(
+    batchq: Batchq, stage: Stage, file: Path
+) -> None:
+    batchq("submit", "--from-file", write(file, a_line("a"), a_line("b")))
+    skip = "--skip-existing accepts lines whose group exists already and is equal"
+
+    def hint(*options: str) -> str:
+        done = batchq("submit", "--from-file", str(file), *options)
+        assert done.code == 8
+        return done.err.splitlines()[-1]
+
+    go_on = "--keep-going continues"
+    assert hint() == f"hint: nothing was submitted; {skip}; {go_on}"
+    assert hint("--dry-run") == f"hint: later batches were not checked; {skip}; {go_on}"
+    assert hint("--keep-going") == f"hint: {skip}"
+    write(file, a_line("a"), a_line("c"))
+    assert "; its batch was submitted, later ones were not; --skip" in hint()
+    assert names(stage) == ["a", "b", "c"]

@@ -29,7 +29,6 @@ from msgspec import structs
 from batchq.api.objects import (
     DEFAULT,
     KINDS,
-    NAMESPACED,
     Node,
     Object,
     Pod,
@@ -40,6 +39,7 @@ from batchq.api.objects import (
 from batchq.api.views import Accepted, Applied, Effect, Refused, Tally
 from batchq.client.request import (
     Act,
+    GroupName,
     Objects,
     Permit,
     Quantity,
@@ -49,7 +49,8 @@ from batchq.client.request import (
     class_of,
     group_of,
     key_named,
-    one_or_more,
+    key_of_kind,
+    keys_named,
     with_working_dir,
 )
 from batchq.core.quota import ROOT
@@ -331,7 +332,7 @@ class Client:
 
         Raises NotFound, Conflict (another object still needs it), Rejected.
         """
-        self.delete_all([(kind, name if kind not in NAMESPACED else key_named(name, namespace))])
+        self.delete_all([(kind, key_of_kind(kind, name, namespace))])
 
     def delete_all(
         self,
@@ -347,7 +348,7 @@ class Client:
         return self._writer.delete(places, dry_run, permit)
 
     def cancel(
-        self, group: str, *, reason: str = "", namespace: str = DEFAULT, uid: str = ""
+        self, group: GroupName, *, reason: str = "", namespace: str = DEFAULT, uid: str = ""
     ) -> None:
         """End a group: it becomes Cancelled at once, and its processes are asked to stop.
 
@@ -356,25 +357,25 @@ class Client:
         """
         self._act("cancel", key_named(group, namespace), uid=uid, message=reason)
 
-    def suspend(self, group: str, *, namespace: str = DEFAULT, uid: str = "") -> bool:
+    def suspend(self, group: GroupName, *, namespace: str = DEFAULT, uid: str = "") -> bool:
         """Suspend a group and stop its running pods. Return False if it was suspended already.
 
         `uid` is as for `cancel`. Raises NotFound, or Conflict if it has ended already.
         """
         return self._act("suspend", key_named(group, namespace), uid=uid)
 
-    def resume(self, group: str, *, namespace: str = DEFAULT, uid: str = "") -> bool:
+    def resume(self, group: GroupName, *, namespace: str = DEFAULT, uid: str = "") -> bool:
         """Return a suspended group to the pending queue. Return False if it was not suspended.
 
         `uid` is as for `cancel`. Raises NotFound, or Conflict if it has ended already.
         """
         return self._act("resume", key_named(group, namespace), uid=uid)
 
-    def open_gate(self, group: str, gate: str, *, namespace: str = DEFAULT) -> bool:
+    def open_gate(self, group: GroupName, gate: str, *, namespace: str = DEFAULT) -> bool:
         """Open a gate, as `gates.open` does."""
         return self.gates.open(group, gate, namespace=namespace)
 
-    def get(self, kind: str, name: str, *, namespace: str = DEFAULT) -> Object:
+    def get(self, kind: str, name: GroupName, *, namespace: str = DEFAULT) -> Object:
         """Return one object. A pod is found by its name or by its uid.
 
         Raises NotFound, with the nearest existing name as a hint.
@@ -385,7 +386,7 @@ class Client:
 
         if kind == "Pod":
             return pod_named(self._store, key_named(name, namespace))
-        key = key_named(name, namespace) if kind in NAMESPACED else name
+        key = key_of_kind(kind, name, namespace)
         return with_heartbeats(self._store, [find(self._store, class_of(kind), key)])[0]
 
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
@@ -512,7 +513,9 @@ class Client:
         settings = partial(scheduler_settings, self._store)
         return Overview(self._store.snapshot(), self._store.now_ms(), settings=settings)
 
-    def why(self, group: str, *, namespace: str = DEFAULT, or_defaults: bool = False) -> views.Why:
+    def why(
+        self, group: GroupName, *, namespace: str = DEFAULT, or_defaults: bool = False
+    ) -> views.Why:
         """Explain why a group waits: every reason with current numbers and a remedy, its position,
         the groups ahead, why no victims are evicted for it, whether it can ever run, and when it
         may start. For a group that no longer waits: how long it waited, and why.
@@ -607,7 +610,7 @@ class Client:
 
     def wait(
         self,
-        groups: str | Sequence[str],
+        groups: GroupName | Sequence[GroupName],
         *,
         for_: views.Goal = "finished",
         timeout_s: float | None = None,
@@ -619,7 +622,7 @@ class Client:
         early if one group can no longer succeed), `running`, `admitted`.
         Raises NotFound (also if a group is deleted during the wait) and WaitTimedOut.
         """
-        keys = [key_named(group, namespace) for group in one_or_more(groups)]
+        keys = keys_named(groups, namespace)
         with self.patiently(timeout_s):
             return self._wait(keys, for_, timeout_s)
 
@@ -631,7 +634,7 @@ class Client:
         return wait_for(self._store, keys, goal, timeout_s)
 
     def result(
-        self, group: str, *, timeout_s: float | None = None, namespace: str = DEFAULT
+        self, group: GroupName, *, timeout_s: float | None = None, namespace: str = DEFAULT
     ) -> Any:
         """Return what the function of a group's only pod returned; wait for the group's end.
 
@@ -648,7 +651,7 @@ class Client:
 
     def results(
         self,
-        group: str,
+        group: GroupName,
         *,
         partial: bool = False,
         timeout_s: float | None = None,
@@ -667,7 +670,7 @@ class Client:
 
     def logs(
         self,
-        group: str,
+        group: GroupName,
         *,
         pod: str = "",
         follow: bool = False,

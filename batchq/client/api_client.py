@@ -62,6 +62,7 @@ from batchq.client.api_views import (
 )
 from batchq.client.request import (
     Act,
+    GroupName,
     Objects,
     Permit,
     Quantity,
@@ -70,6 +71,7 @@ from batchq.client.request import (
     class_of,
     decoded,
     key_named,
+    key_of_kind,
 )
 from batchq.errors import (
     BatchqError,
@@ -364,12 +366,10 @@ class ApiClient(Client):
         done = self._post(asked, {"reason": reason} if reason else None)
         return bool(done.get("changed", True))
 
-    def get(self, kind: str, name: str, *, namespace: str = DEFAULT) -> Object:
-        path = f"/v1/{_path_of(kind)}/{quote(name, safe='')}"
-        if kind in NAMESPACED:
-            space, _, bare = key_named(name, namespace).partition("/")
-            path = f"/v1/namespaces/{space}/{_path_of(kind)}/{quote(bare, safe='')}"
-        return decode(self._get(path))
+    def get(self, kind: str, name: GroupName, *, namespace: str = DEFAULT) -> Object:
+        space, slash, bare = key_of_kind(kind, name, namespace).rpartition("/")
+        within = f"namespaces/{space}/" if slash else ""
+        return decode(self._get(f"/v1/{within}{_path_of(kind)}/{quote(bare, safe='')}"))
 
     def listing(self, kind: str, *, namespace: str = "") -> Listing:
         found = list(self.pages(kind, namespace=namespace, size=_PAGE))
@@ -467,7 +467,7 @@ class ApiClient(Client):
         }
         return cast("GroupPages", ApiGroupPages(self._get, query, sealed(after)))
 
-    def why(self, group: str, *, namespace: str = DEFAULT, or_defaults: bool = False) -> Why:
+    def why(self, group: GroupName, *, namespace: str = DEFAULT, or_defaults: bool = False) -> Why:
         path = f"/v1/views/explanations/{key_named(group, namespace)}"
         found: Why = self._get(path, answer=Why, defaults="true" if or_defaults else "")
         return found
@@ -501,7 +501,7 @@ class ApiClient(Client):
         return cast("Checks", ApiChecks(self))
 
     def wait_state(
-        self, group: str, *, for_: Goal = "finished", namespace: str = DEFAULT
+        self, group: GroupName, *, for_: Goal = "finished", namespace: str = DEFAULT
     ) -> WaitState:
         path = f"{group_path(group, namespace)}/outcome"
         found: WaitState = self._get(path, answer=WaitState, **{"for": for_})
@@ -647,7 +647,7 @@ class ApiClient(Client):
 
     def results(
         self,
-        group: str,
+        group: GroupName,
         *,
         partial: bool = False,
         timeout_s: float | None = None,
@@ -656,14 +656,14 @@ class ApiClient(Client):
         from batchq.client.pods import check_calls
 
         check_calls(self.get("PodGroup", key_named(group, namespace)))
-        self.wait([group], timeout_s=timeout_s, namespace=namespace)
+        self.wait(group, timeout_s=timeout_s, namespace=namespace)
         path = f"{group_path(group, namespace)}/results"
         found = self._get(path, answer=dict[str, str], partial="true" if partial else "")
         return {pod: json.loads(text) for pod, text in found.items()}
 
     def logs(
         self,
-        group: str,
+        group: GroupName,
         *,
         pod: str = "",
         follow: bool = False,

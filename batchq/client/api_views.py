@@ -22,7 +22,7 @@ from batchq.api.views import (
     QueuePage,
     QueueView,
 )
-from batchq.client.request import duration_of, key_named
+from batchq.client.request import GroupName, duration_of, key_named
 from batchq.errors import NotFound
 
 
@@ -143,15 +143,17 @@ class ApiGates:
         )  # fmt: skip
         return found
 
-    def open(self, group: str, gate: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
+    def open(
+        self, group: GroupName, gate: str, *, task: str = "", namespace: str = DEFAULT
+    ) -> bool:
         """Open one gate; see `Gates.open`."""
         return self._open(group, namespace, gate, task)
 
-    def open_all(self, group: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
+    def open_all(self, group: GroupName, *, task: str = "", namespace: str = DEFAULT) -> bool:
         """Open every gate; see `Gates.open_all`."""
         return self._open(group, namespace, "", task)
 
-    def _open(self, group: str, namespace: str, gate: str, task: str) -> bool:
+    def _open(self, group: GroupName, namespace: str, gate: str, task: str) -> bool:
         path = f"{group_path(group, namespace)}/gates"
         return bool(self._client.tell(path, {"gate": gate, "task": task})["changed"])
 
@@ -217,6 +219,6 @@ def _queue_path(queue: str) -> str:
     return f"/v1/views/queues/{quote(queue, safe='')}"
 
 
-def group_path(group: str, namespace: str) -> str:
+def group_path(group: GroupName, namespace: str) -> str:
     space, _, name = key_named(group, namespace).partition("/")
     return f"/v1/namespaces/{space}/groups/{quote(name, safe='')}"

@@ -48,7 +48,7 @@ from batchq.api.transaction import Transaction
 from batchq.api.views import CheckPage, CheckView, GateView, ListedCheck
 from batchq.client.changes.object_writes import find, title
 from batchq.client.overview import Overview
-from batchq.client.request import duration_of, key_named
+from batchq.client.request import GroupName, duration_of, key_named
 from batchq.client.watch import Watch
 from batchq.core.eligibility import is_active
 from batchq.core.quota import ROOT, QueueTree
@@ -734,7 +734,9 @@ class Gates:
             if gate in ("", name) and (group.metadata.creation_timestamp or 0) <= latest
         ]
 
-    def open(self, group: str, gate: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
+    def open(
+        self, group: GroupName, gate: str, *, task: str = "", namespace: str = DEFAULT
+    ) -> bool:
         """Open one gate: the group's own gate of that name, else those of its tasks, or only that
         of one `task`. Return False if it was open already.
 
@@ -745,7 +747,7 @@ class Gates:
             lambda now: changes.open_gate(self._store, key, gate, task=task, now_ms=now, by=by)
         )
 
-    def open_all(self, group: str, *, task: str = "", namespace: str = DEFAULT) -> bool:
+    def open_all(self, group: GroupName, *, task: str = "", namespace: str = DEFAULT) -> bool:
         """Open every gate of a group and its tasks, or of one task. False if none was closed.
 
         Raises NotFound for the group or the task, Conflict if the group has ended.

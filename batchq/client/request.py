@@ -37,6 +37,7 @@ from batchq.api.notation import (
 from batchq.api.objects import (
     DEFAULT,
     KINDS,
+    NAMESPACED,
     Container,
     Dependency,
     Launch,
@@ -54,6 +55,7 @@ from batchq.api.objects import (
     StopWarning,
     Task,
     full_name,
+    key_of,
 )
 from batchq.api.resources import CPU, MEMORY, describe_quantity, parse_quantity, times, with_untyped
 from batchq.errors import InvalidInput, UsageError
@@ -594,11 +596,19 @@ Act: TypeAlias = Literal[
 ]
 
 
-def key_named(name: str, namespace: str = DEFAULT) -> str:
-    """Return the key of a namespaced object given as `NAME` or `NAMESPACE/NAME`.
+#: A group as callers name it: `NAME`, `NAMESPACE/NAME`, or what a submission has returned.
+GroupName: TypeAlias = str | PodGroup
+
+
+def key_named(name: GroupName, namespace: str = DEFAULT) -> str:
+    """Return the key of a namespaced object given as `NAME` or `NAMESPACE/NAME`, or of a group.
 
     Raises InvalidInput for anything else.
     """
+    if isinstance(name, PodGroup):
+        return key_of(name)
+    if not isinstance(name, str):
+        raise InvalidInput(f"name: expected text or a PodGroup, found {shown(name)}")
     space, slash, bare = name.rpartition("/")
     space = space if slash else namespace
     problem = label_problem(space)
@@ -614,6 +624,27 @@ def key_named(name: str, namespace: str = DEFAULT) -> str:
 def one_or_more(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return a list of names, or a single name, as a tuple."""
     return (names,) if isinstance(names, str) else tuple(names)
+
+
+def key_of_kind(kind: str, name: GroupName, namespace: str = DEFAULT) -> str:
+    """Return the key of an object, which is its name unless its kind is namespaced.
+
+    Raises InvalidInput.
+    """
+    if kind in NAMESPACED:
+        return key_named(name, namespace)
+    if not isinstance(name, str):
+        raise InvalidInput(f"name: expected the name of a {kind}, found {shown(name)}")
+    return name
+
+
+def keys_named(groups: GroupName | Sequence[GroupName], namespace: str) -> list[str]:
+    """Return the keys of several groups, or of a single one. Raises InvalidInput."""
+    if isinstance(groups, str | PodGroup):
+        return [key_named(groups, namespace)]
+    if not isinstance(groups, Iterable):
+        raise InvalidInput(f"groups: expected a list of names, found {shown(groups)}")
+    return [key_named(group, namespace) for group in groups]
 
 
 def class_of(kind: str) -> type[Object]:

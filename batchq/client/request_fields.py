@@ -125,6 +125,12 @@ def _names(value: object) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(_text(one) for one in _list(value))
 
 
+def _groups(value: object) -> tuple[str, ...]:
+    """Return names of groups of the same namespace; submitted groups stand for their names."""
+    some = [value] if isinstance(value, str | PodGroup) else _list(value)
+    return tuple(one.metadata.name if isinstance(one, PodGroup) else _text(one) for one in some)
+
+
 def _list(value: object) -> list[object] | tuple[object, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"expected a list, found {shown(value)}")
@@ -247,7 +253,7 @@ _READ: dict[str, Reading] = {
     "grace": _duration,
     "priority_class": _text,
     "env": _texts(_word),
-    "after": _names,
+    "after": _groups,
     "gates": _names,
     "suspend": _truth,
     "retries": _whole,

@@ -11,7 +11,7 @@ import pytest
 
 from batchq.api.views import Result
 from batchq.client import Client
-from batchq.errors import Conflict, NotFound, WaitTimedOut
+from batchq.errors import Conflict, InvalidInput, NotFound, WaitTimedOut
 from batchq.store.redis import RedisStore
 from tests.builders import a_queue
 from tests.client.stage import Stage
@@ -265,3 +265,26 @@ def test_draining_waits_until_the_node_is_empty(stage: Stage) -> None:
     assert stage.client.wait_until_empty("n1", timeout_s=0.1) == 1
     stage.end("x")
     assert stage.client.wait_until_empty("n1", timeout_s=SOON_S) == 0
+
+
+def test_a_submitted_group_stands_for_its_name(stage: Stage) -> None:
+    group = stage.client.submit(command=["true"], name="x", namespace="lab")
+    then = stage.client.submit(command=["true"], after=[group], namespace="lab")
+    assert [one.name for one in then.spec.depends_on] == ["x"]
+    assert stage.client.why(group).key == "lab/x"
+    stage.client.suspend(group)
+    assert stage.client.get("PodGroup", group).metadata.uid == group.metadata.uid
+    stage.client.cancel(group)
+    assert stage.client.wait(group)[0].phase == "Cancelled"
+
+
+def test_a_group_given_as_something_else_than_a_name_is_refused_with_a_sentence(stage: Stage) -> None:
+    refused = {
+        "name: expected text or a PodGroup, found 5": lambda: stage.client.get("PodGroup", 5),  # type: ignore[arg-type]
+        "name: expected the name of a Queue, found 5": lambda: stage.client.get("Queue", 5),  # type: ignore[arg-type]
+        "groups: expected a list of names, found 5": lambda: stage.client.wait(5),  # type: ignore[arg-type]
+    }
+    for sentence, call in refused.items():
+        with pytest.raises(InvalidInput) as caught:
+            call()
+        assert str(caught.value) == sentence

@@ -190,7 +190,7 @@ class Client:
         self,
         group: Submitted = None,
         /,
-        *,
+        *more: object,
         dry_run: bool = False,
         **request: Any,
     ) -> PodGroup:
@@ -220,9 +220,9 @@ class Client:
         """
         from batchq.client.request_fields import requested, submit_one
 
-        if not dry_run and (stored := self.submit_likely(group, request)) is not None:
+        if not (dry_run or more) and (stored := self.submit_likely(group, request)) is not None:
             return stored
-        what = requested(group, request)
+        what = requested(group, request, more)
         return submit_one(what, self.group_of, partial(self.submit_all, dry_run=dry_run))
 
     def group_of(self, request: Request) -> PodGroup:

@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 def target_of(url: str | None) -> str:
     """Return `url`, else BATCHQ_REDIS_URL, else the URL of this machine's embedded server.
 
-    Raises InvalidInput if no home directory can be found, StoreUnavailable if the embedded server
-    does not run.
+    Raises InvalidInput if it is no text or no home directory is found, StoreUnavailable if the
+    embedded server does not run.
     """
+    if url is not None and not isinstance(url, str):
+        kind = type(url).__name__
+        raise InvalidInput(f"url: expected a URL such as redis://host:6379/0, found a {kind}")
     home = find_home()
     target = resolve_url(url, home)
     if target == default_url(home):

@@ -83,6 +83,23 @@ def merged(found: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
     return both
 
 
+#: What fields are called by RQ and Celery.
+_OF_OTHERS = {
+    "job_id": "name",
+    "task_id": "name",
+    "description": "annotations",
+    "meta": "annotations",
+    "timeout": "walltime",
+    "job_timeout": "walltime",
+    "time_limit": "walltime",
+    "depends_on": "after",
+    "retry": "retries",
+    "max_retries": "retries",
+    "at_front": "priority_class",
+    "priority": "priority_class",
+}
+
+
 def _known(written: object) -> str:
     if not isinstance(written, str):
         raise InvalidInput(f"expected text as the name of a field, found {shown(written)}")
@@ -93,7 +110,8 @@ def _known(written: object) -> str:
             raise InvalidInput(
                 f"{name}: this is a field of a manifest, which also needs apiVersion and kind"
             )
-        hint = suggestion(name, known)
+        ours = _OF_OTHERS.get(name)
+        hint = suggestion(name, known) if ours is None else f"did you mean {ours!r}?"
         raise InvalidInput(f"{shown(written)[1:-1]}: there is no such field; {hint}")
     return name
 
@@ -293,13 +311,18 @@ _encode = msgspec.json.Encoder().encode
 
 
 def requested(
-    what: Submitted, fields: Mapping[str, Any]
+    what: Submitted, fields: Mapping[str, Any], more: Sequence[object] = ()
 ) -> PodGroup | Mapping[str, object] | Request:
     """Return what to submit: a string names a function, a list is a command.
 
     Raises InvalidInput for another type or a wrong field, UsageError if the fields repeat the first
-    argument.
+    argument, or if more arguments follow that.
     """
+    if more:
+        raise UsageError(
+            f"submit: expected one argument before the keywords, found {1 + len(more)}",
+            hint="the function's own arguments are args=[…] and kwargs={…}",
+        )
     if isinstance(what, PodGroup | Request | Mapping):
         return what
     return read_fields(_with_first(what, fields), {})

@@ -478,6 +478,8 @@ def test_one_name_stands_for_a_list_of_one(stage: Stage) -> None:
     ("fields", "message"),
     [
         ({"cpu": 2}, "cpu: there is no such field; did you mean 'cpus'?"),
+        ({"job_id": "x"}, "job_id: there is no such field; did you mean 'name'?"),
+        ({"depends_on": "x"}, "depends_on: there is no such field; did you mean 'after'?"),
         ({"after": 5}, "after: expected a list, found 5"),
         ({"args": 5}, "args: expected a list, found 5"),
         ({"replicas": "2"}, "replicas: expected a whole number, found '2'"),
@@ -489,6 +491,19 @@ def test_a_wrong_keyword_is_refused_by_name(
     with pytest.raises(InvalidInput) as caught:
         client.submit(["true"], **fields)
     assert caught.value.message == message
+
+
+def test_arguments_of_the_function_are_not_taken_for_those_of_submit(client: Client) -> None:
+    with pytest.raises(UsageError) as caught:
+        client.submit("tasks:add", 2, 3)
+    assert caught.value.message == "submit: expected one argument before the keywords, found 3"
+    assert caught.value.hint == "the function's own arguments are args=[…] and kwargs={…}"
+
+
+def test_a_connection_in_place_of_a_url_is_refused_with_a_sentence() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Client(redis.Redis())  # type: ignore[arg-type]
+    assert caught.value.message == "url: expected a URL such as redis://host:6379/0, found a Redis"
 
 
 def test_an_unknown_kind_is_refused_with_the_nearest(client: Client) -> None:

@@ -278,7 +278,9 @@ def test_a_submitted_group_stands_for_its_name(stage: Stage) -> None:
     assert stage.client.wait(group)[0].phase == "Cancelled"
 
 
-def test_a_group_given_as_something_else_than_a_name_is_refused_with_a_sentence(stage: Stage) -> None:
+def test_a_group_that_is_neither_named_nor_given_is_refused_with_a_sentence(
+    stage: Stage,
+) -> None:
     refused = {
         "name: expected text or a PodGroup, found 5": lambda: stage.client.get("PodGroup", 5),  # type: ignore[arg-type]
         "name: expected the name of a Queue, found 5": lambda: stage.client.get("Queue", 5),  # type: ignore[arg-type]

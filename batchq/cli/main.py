@@ -144,6 +144,8 @@ _ELSEWHERE = {
     "status": "jobs",
     "kill": "cancel",
 }
+#: What users may call a command that starts a group again.
+_AGAIN = frozenset({"requeue", "rerun", "restart", "resubmit", "retry"})
 #: Other names of commands.
 ALIASES = {"explain": "why"}
 
@@ -165,6 +167,12 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if entry_of(name) is None and name[:1] != "-" and not ctx.resilient_parsing:
+            if name in _AGAIN:
+                raise UsageError(
+                    f"there is no command {name!r}: a group that has ended does not start again",
+                    hint="submit it under another name, or delete it first (`batchq delete podgroup"
+                    " NAME`); `batchq submit --retries N` retries failed pods",
+                )
             from difflib import get_close_matches
 
             near = get_close_matches(name, self.list_commands(ctx), n=1)
@@ -327,6 +335,11 @@ def main(
         from batchq.paths import URL_VARIABLE
 
         redis_url = os.environ.get(URL_VARIABLE, redis_url)
+    if is_option and not redis_url:
+        raise UsageError(
+            "--redis-url is empty; is it a variable that is not set?",
+            hint="leave the option out for the server that `batchq up` has started here",
+        )
     ctx.obj = shared = Globals(
         redis_url=redis_url or None,
         is_option=is_option,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from batchq.api.resources import CPU
 from batchq.cli.output import Interrupted, comment, echo, on_interrupt, show_warning
 from batchq.cli.output.forms import Columns, ListForm, Output, show_list, tabled
 from batchq.cli.output.options import (
@@ -24,6 +23,7 @@ from batchq.cli.output.options import (
     output_option,
     pass_globals,
 )
+from batchq.cli.output.values import warn_of_no_cpu
 from batchq.daemon.stack import Part, StackReport
 from batchq.errors import InvalidInput, NotFound, UsageError
 from batchq.worker.host.node_resources import parse_resources
@@ -165,8 +165,8 @@ def up(
     from batchq.paths import find_home
 
     checked_config(config)
-    if resources is not None and parse_resources(resources).get(CPU) == 0:
-        show_warning("--resources: with cpu=0, only pods that request no cpu can start")
+    if resources is not None:
+        warn_of_no_cpu(parse_resources(resources))
     if api and not stack.has_api():
         raise InvalidInput(
             "--api: the packages of the HTTP API are not installed",

@@ -121,6 +121,7 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
     with fields named like the options, or a whole PodGroup manifest. Without --keep-going, nothing
     is submitted if a line is wrong. Repeat an interrupted submission with --skip-existing.
     """
+    _refuse_unused_timeout(options)
     if options["from_file"] is not None:
         return submit_lines(shared, command, options)
     for name in ("keep_going", "skip_existing"):
@@ -142,6 +143,17 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
         if not (options["wait"] or options["progress"] or options["exit_code"]):
             return None
         return _wait(client, shared, [key_of(group) for group in groups], options)
+
+
+def _refuse_unused_timeout(options: Mapping[str, Any]) -> None:
+    """Raise UsageError if a timeout is given, and nothing is awaited."""
+    if options["timeout"] is not None and not any(
+        options[name] for name in ("wait", "progress", "exit_code")
+    ):
+        raise UsageError(
+            "--timeout limits how long `batchq submit` waits, and nothing is awaited",
+            hint="add --wait; --walltime limits how long the pods run",
+        )
 
 
 def _refuse_manifests(command: Sequence[str]) -> None:

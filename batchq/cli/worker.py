@@ -17,7 +17,7 @@ from batchq.api.node_report import BEAT_MS
 from batchq.api.notation import format_duration
 from batchq.cli.output import echo
 from batchq.cli.output.options import DURATION, Globals, WholeNumber, examples, pass_globals
-from batchq.cli.output.values import as_pairs, seconds_of
+from batchq.cli.output.values import as_pairs, seconds_of, warn_of_no_cpu
 from batchq.errors import StoreUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -264,12 +264,14 @@ def worker(
     logs.configure()
     home = find_home()
     node = _node_name(name)
+    offered = parse_resources(resources) if resources is not None else None
+    warn_of_no_cpu(offered or {})
     settings = AgentSettings(
         node=node,
         # Only root may be able to read the file with the URL.
         url="" if join_file is not None else resolve_url(shared.redis_url, home),
         home=home.root,
-        resources=parse_resources(resources) if resources is not None else None,
+        resources=offered,
         labels=_checked_labels(labels),
         taints=tuple(parse_taint(text) for text in taints),
         slots=slots,

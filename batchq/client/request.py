@@ -27,6 +27,7 @@ from batchq.api.notation import (
     LABEL_MOST,
     NotJson,
     as_json,
+    counted,
     label_problem,
     parse_duration,
     resource_problem,
@@ -330,6 +331,8 @@ def _hint_of_array(written: str) -> str:
             "use a whole range, and let the command look up its value by $BATCHQ_INDEX; or submit"
             " a group for each with --from-file"
         )
+    if written.isdecimal() and 1 <= int(written) <= MOST_OF_ARRAY:
+        return f"for {counted(int(written), 'pod')}: 0-{int(written) - 1}"
     return ""
 
 

@@ -683,6 +683,37 @@ TABLE = [
         ("quota", "set", "research", "cpu=1", "cpu=none"),
     ),
     Bad(
+        "a timeout of a submission that does not wait",
+        2,
+        "--timeout limits how long `batchq submit` waits, and nothing is awaited",
+        (*SUBMIT, "--timeout", "5s", *CMD),
+    ),
+    Bad(
+        "a timeout of many groups that are not awaited",
+        2,
+        "--timeout limits how long `batchq submit` waits, and nothing is awaited",
+        ("submit", "--from-file", "{file}", "--timeout", "5s"),
+        '{"command": ["true"]}',
+    ),
+    Bad(
+        "a token that no list has printed",
+        2,
+        "expected the token that a list with --limit has printed, found 'abc'",
+        ("jobs", "--limit", "2", "--continue", "abc"),
+    ),
+    Bad(
+        "an empty URL",
+        2,
+        "--redis-url is empty; is it a variable that is not set?",
+        ("--redis-url", "", "cancel", "waiting"),
+    ),
+    Bad(
+        "a command to start a group again",
+        2,
+        "there is no command 'requeue': a group that has ended does not start again",
+        ("requeue", "ended"),
+    ),
+    Bad(
         "a quota for a bad namespace",
         2,
         "expected at most 63 lower-case letters",

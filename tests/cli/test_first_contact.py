@@ -192,6 +192,7 @@ def test_a_request_that_fits_is_accepted_without_a_warning(batchq: Batchq, stage
             ("submit", "--array", "0-9:2", *TRUE),
             "leave out the step, and multiply $BATCHQ_INDEX by it in the command",
         ),
+        (("submit", "--array", "5", "--", "true"), "for 5 pods: 0-4"),
         (
             ("submit", "--array", "1,3,5", *TRUE),
             (

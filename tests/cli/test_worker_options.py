@@ -54,6 +54,14 @@ def test_a_wrong_option_is_reported_before_the_agent_starts(
     assert trouble.exit_code == 2
 
 
+def test_a_worker_without_cpu_gets_a_warning_before_it_starts() -> None:
+    done = run("worker", "--resources", "cpu=0", "--taint", "wrong")
+    assert done.code == 2, "the taint is refused, so nothing has started"
+    assert done.err.splitlines()[0] == (
+        "warning: --resources: with cpu=0, only pods that request no cpu can start"
+    )
+
+
 def test_up_refuses_malformed_resources_with_exit_code_2() -> None:
     done = run("up", "--resources", "cpu=lots")
     assert (done.code, done.out) == (2, "")

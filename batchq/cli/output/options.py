@@ -190,6 +190,15 @@ class Paging(NamedTuple):
     after: str
 
 
+def _as_token(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Check that a token is `UID.KEY` or `.KEY`, a click callback."""
+    if value and not value.partition(".")[2]:
+        raise click.BadParameter(
+            f"expected the token that a list with --limit has printed, found {value[:80]!r}"
+        )
+    return value
+
+
 def paging_options(command: F) -> F:
     """Add --chunk-size, --limit and --continue, as the argument `paging`."""
 
@@ -208,7 +217,12 @@ def paging_options(command: F) -> F:
         help="List at most this many, and print how to continue.",
     )
     @click.option(
-        "--continue", "after", default="", metavar="TOKEN", help="Continue where --limit has ended."
+        "--continue",
+        "after",
+        default="",
+        callback=_as_token,
+        metavar="TOKEN",
+        help="Continue where --limit has ended.",
     )
     @functools.wraps(command)
     def paged(*words: Any, chunk_size: int, limit: int | None, after: str, **named: Any) -> Any:

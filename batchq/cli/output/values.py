@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from batchq.api.lifecycle import TERMINAL
 from batchq.api.node_features import gpu_request
 from batchq.api.notation import nearest, parse_duration, resource_problem, shown
 from batchq.api.objects import KINDS, NAMESPACED, PodGroup
-from batchq.api.resources import parse_quantity
+from batchq.api.resources import CPU, parse_quantity
 from batchq.cli.output import (
     EXIT_GROUP_CANCELLED,
     EXIT_GROUP_FAILED,
@@ -256,6 +256,12 @@ def as_resources(
         _check_quantity(name, text)
         pairs[name] = text
     return pairs
+
+
+def warn_of_no_cpu(offered: Mapping[str, int]) -> None:
+    """Warn on stderr if a node's `--resources` offer no cpu, which each pod requests by default."""
+    if offered.get(CPU) == 0:
+        show_warning("--resources: with cpu=0, only pods that request no cpu can start")
 
 
 def seconds_of(duration: str | None) -> float | None:

@@ -308,7 +308,7 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         type=WholeNumber(0),
         default=0,
         show_default=True,
-        help="How often a failed pod is retried.",
+        help="How often a failed pod is retried, 10 s later.",
     ),
     click.option(
         "--stdin",

@@ -82,7 +82,8 @@ def test_run_with_a_missing_file_is_about_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "warning"),
     [
-        ("--mem", "8", "warning: --mem 8 is 8 bytes; did you mean 8Gi?"),
+        ("--mem", "8", "warning: --mem 8 is 8 bytes; did you mean 8Gi or 8Mi?"),
+        ("--mem", "512", "warning: --mem 512 is 512 bytes; did you mean 512Mi or 512Gi?"),
         ("--walltime", "2", "warning: --walltime 2 is 2 seconds; did you mean 2h or 2m?"),
     ],
 )
@@ -92,7 +93,13 @@ def test_a_forgotten_unit_is_asked_about(option: str, value: str, warning: str) 
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--mem", "8Gi"), ("--mem", "1073741824"), ("--walltime", "2s"), ("--walltime", "3600")],
+    [
+        ("--mem", "8Gi"),
+        ("--mem", "1073741824"),
+        ("--mem", "0"),
+        ("--walltime", "2s"),
+        ("--walltime", "3600"),
+    ],
 )
 def test_a_stated_or_plausible_unit_is_not(option: str, value: str) -> None:
     assert "did you mean" not in run("submit", option, value, "--", "true").err

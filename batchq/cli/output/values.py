@@ -152,6 +152,8 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 #: A smaller number of bytes is too small for any process: a unit was forgotten.
 _LEAST_BYTES = 1 << 20
+#: A smaller number probably means Gi, a larger one Mi.
+_LEAST_MEBIBYTES = 64
 #: A smaller walltime without a unit probably means minutes, as in Slurm, or hours.
 _LEAST_SECONDS = 300
 
@@ -162,8 +164,10 @@ def as_quantity(resource: str) -> Callback:
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
         if value is not None:
             _check_quantity(resource, value)
-            if resource == "memory" and value.isdigit() and int(value) < _LEAST_BYTES:
-                show_warning(f"--{param.name} {value} is {value} bytes; did you mean {value}Gi?")
+            if resource == "memory" and value.isdigit() and 0 < int(value) < _LEAST_BYTES:
+                likely = ("Gi", "Mi") if int(value) < _LEAST_MEBIBYTES else ("Mi", "Gi")
+                meant = " or ".join(f"{value}{unit}" for unit in likely)
+                show_warning(f"--{param.name} {value} is {value} bytes; did you mean {meant}?")
         return value
 
     return check

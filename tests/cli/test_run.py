@@ -181,6 +181,7 @@ QUOTA = Verdict(
             "WaitingForQuota: needs cpu 4, and namespace blue has 2 free (4 of 6 in use)",
         ),
         (view("InQueue", running=1), "admitted; 1 pod started, 2 needed"),
+        (view("InQueue", running=1, failed=1), "admitted; 1 pod started, 2 needed, 1 failed"),
         (view("InQueue", running=4), "admitted; 4 pods started, 2 needed"),
         (view("Running", running=2, succeeded=1), "1 of 4 pods done, 2 running"),
         (

@@ -132,8 +132,9 @@ def state_in_words(view: GroupView) -> str:
 
 def started_in_words(pods: PodCounts) -> str:
     """Return how far the start of an admitted group is: `1 pod started, 2 needed`."""
-    started = pods.running + pods.succeeded + pods.failed
-    return f"{counted(started, 'pod')} started, {pods.least} needed"
+    started = pods.running + pods.succeeded
+    failed = f", {pods.failed} failed" if pods.failed else ""
+    return f"{counted(started, 'pod')} started, {pods.least} needed{failed}"
 
 
 def bar_of(view: GroupView) -> tuple[int, int]:

@@ -222,7 +222,9 @@ def with_heartbeats(store: RedisStore, objects: Sequence[Object]) -> tuple[Objec
     other objects as they are.
     """
     names = [item.metadata.name for item in objects if isinstance(item, Node)]
-    beats = store.beats(names) if names else {}
+    if not names:
+        return tuple(objects)
+    beats = store.beats(names)
     return tuple(_heard(item, beats) if isinstance(item, Node) else item for item in objects)
 
 

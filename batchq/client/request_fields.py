@@ -14,7 +14,7 @@ from batchq.api import manifest, validation
 from batchq.api.manifest import MOST_ARGUMENT_BYTES, argument_bytes
 from batchq.api.node_features import gpu_request
 from batchq.api.notation import label_problem, parse_duration, resource_problem, shown, suggestion
-from batchq.api.objects import Dependency, Metadata, Pod, PodGroup, PodTemplate, kind_of
+from batchq.api.objects import Dependency, Metadata, Pod, PodGroup, PodTemplate, full_name, kind_of
 from batchq.api.resources import GPU, parse_quantity
 from batchq.api.views import Applied
 from batchq.client.changes.object_writes import name_hint
@@ -71,7 +71,9 @@ def read_fields(data: Mapping[str, object], defaults: Mapping[str, Any]) -> Requ
             found[name] = _READ[name](value)
         except ValueError as error:
             raise InvalidInput(f"{name}: {error}") from None
-    return Request(**merged(found, defaults))
+    request = Request(**merged(found, defaults))
+    _refuse_other_namespaces(data.get("after"), request.namespace)
+    return request
 
 
 def merged(found: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,6 +149,18 @@ def _groups(value: object) -> tuple[str, ...]:
     """Return names of groups of the same namespace; submitted groups stand for their names."""
     some = [value] if isinstance(value, str | PodGroup) else _list(value)
     return tuple(one.metadata.name if isinstance(one, PodGroup) else _text(one) for one in some)
+
+
+def _refuse_other_namespaces(after: object, namespace: str) -> None:
+    """Raise InvalidInput if a group of another namespace is to end first: of a dependency, only the
+    name is stored, and another group may have it here.
+    """
+    for one in after if isinstance(after, list | tuple) else (after,):
+        if isinstance(one, PodGroup) and one.metadata.namespace != namespace:
+            raise InvalidInput(
+                f"after: expected groups of namespace {namespace}, found {full_name(one)}",
+                hint="a group can depend only on groups of its own namespace",
+            )
 
 
 def _list(value: object) -> list[object] | tuple[object, ...]:

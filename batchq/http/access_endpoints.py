@@ -518,7 +518,7 @@ def read_audit(call: ApiCall) -> ApiAnswer:
 def record_refusal(call: ApiCall, problem: ApiProblem) -> None:
     """Record that a call was refused. Raises StoreUnavailable."""
     verb, kind, name = call.refused or _named(call)
-    _record(call, (_DEEDS.get(call.route.name, verb), kind, name), problem.detail, "refused")
+    _record(call, (_SHOWN_VERBS.get(call.route.name, verb), kind, name), problem.detail, "refused")
 
 
 def record_use(call: ApiCall, because: str) -> None:
@@ -527,7 +527,7 @@ def record_use(call: ApiCall, because: str) -> None:
 
 
 #: What a user calls a change for which the rights have another verb: by the name of the route.
-_DEEDS = {
+_SHOWN_VERBS = {
     "submitGroup": "submit",
     "submitGroups": "submit",
     "suspendGroup": "suspend",

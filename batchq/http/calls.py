@@ -177,7 +177,7 @@ class ApiCall:
         #: Whether anything has been decided: the proof that an answer may be sent.
         self.is_decided = route.verb is None
         self.allowed_by = ""
-        #: What was refused, if the route names neither the deed nor the object: verb, kind, name.
+        #: What was refused, if the route names neither the verb nor the object: verb, kind, name.
         self.refused: tuple[str, str, str] | None = None
         self._query = query
         self._body = body

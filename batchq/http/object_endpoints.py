@@ -278,10 +278,10 @@ def _permit(call: ApiCall, change: Verb = Verb.UPDATE) -> Permit:
             owner="" if stored is None else stored.status.submitted_by,
         )
         verb = Verb.CREATE if before is None else change
-        deed = "submit" if verb is Verb.CREATE and isinstance(item, PodGroup) else str(verb)
+        shown = "submit" if verb is Verb.CREATE and isinstance(item, PodGroup) else str(verb)
         decision = call.decide(target, verb)
         if not decision.allowed:
-            call.refused = deed, str(target.kind), key_of(item)
+            call.refused = shown, str(target.kind), key_of(item)
             raise forbidden(decision.because, hint=decision.hint)
         if isinstance(item, PodGroup) and change is not Verb.DELETE:
             call.check_pod_tokens(item.spec.token)

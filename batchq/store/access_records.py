@@ -47,7 +47,7 @@ _TRIES = 50
 #: What rights, and so the audit trail, call the kinds of objects.
 _KINDS = {"PodGroup": "groups", "Queue": "queues", "Node": "nodes", "ResourceQuota": "quotas"}
 #: What users call the changes that are known by their event.
-_DEEDS = {
+_SHOWN_VERBS = {
     "Cancelled": "cancel",
     "Suspended": "suspend",
     "Resumed": "resume",
@@ -604,10 +604,10 @@ def described(transaction: Transaction) -> tuple[str, str, str]:
     reasons = {event.reason for event in transaction.events}
     if COMMAND_STARTED in reasons:
         return "exec", "groups", transaction.subject
-    deeds = {deed for reason, deed in _DEEDS.items() if reason in reasons}
+    shown = {verb for reason, verb in _SHOWN_VERBS.items() if reason in reasons}
     is_submission = verbs == {"create"} and all(write.kind == "PodGroup" for write in writes)
-    if deeds or is_submission:
-        verbs = deeds or {"submit"}
+    if shown or is_submission:
+        verbs = shown or {"submit"}
     verb = verbs.pop() if len(verbs) == 1 else "change"
     kinds = sorted({_KINDS.get(write.kind, write.kind) for write in writes})
     names = [write.key for write in writes]

@@ -278,6 +278,16 @@ def test_a_submitted_group_stands_for_its_name(stage: Stage) -> None:
     assert stage.client.wait(group)[0].phase == "Cancelled"
 
 
+def test_a_group_of_another_namespace_cannot_be_depended_on(stage: Stage) -> None:
+    """Its name alone would stand for the group that has it in the other namespace."""
+    theirs = stage.client.submit(command=["true"], name="x", namespace="lab")
+    stage.client.submit(command=["true"], name="x")
+    for after in (theirs, [theirs]):
+        with pytest.raises(InvalidInput) as caught:
+            stage.client.submit(command=["true"], after=after)
+        assert caught.value.message == ("after: expected groups of namespace default, found lab/x")
+
+
 def test_a_group_that_is_neither_named_nor_given_is_refused_with_a_sentence(
     stage: Stage,
 ) -> None:

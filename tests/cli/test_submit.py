@@ -236,7 +236,7 @@ def test_wait_answers_124_when_the_time_is_up(batchq: Batchq, stage: Stage) -> N
     batchq("submit", "--name", "x", "--", "true")
     done = batchq("wait", "x", "--timeout", "100ms")
     assert (done.code, done.out) == (124, "")
-    assert done.err.startswith("error: PodGroup default/x is Pending after 0s")
+    assert done.err.startswith("error: PodGroup default/x is Pending after 100ms")
 
 
 def test_progress_in_a_pipe_is_a_line_for_each_change(stage: Stage, talk: Talk) -> None:

@@ -91,7 +91,7 @@ def test_waiting_for_a_cancelled_group_waits_for_its_processes(
     with pytest.raises(WaitTimedOut) as caught:
         stage.client.wait(["x"], timeout_s=0.2)
     assert re.fullmatch(
-        r"PodGroup default/x is Cancelled after \d+s, but processes of it still run",
+        r"PodGroup default/x is Cancelled after 200ms, but processes of it still run",
         caught.value.message,
     )
     assert not future.done()
@@ -135,7 +135,7 @@ def test_time_runs_out_with_the_reason_why(stage: Stage) -> None:
     with pytest.raises(WaitTimedOut) as caught:
         stage.client.wait(["x"], timeout_s=0.1)
     assert re.match(
-        r"PodGroup default/x is Pending after \d+s \(ExceedsCapacity: needs cpu 9, and the cluster",
+        r"PodGroup default/x is Pending after 100ms \(ExceedsCapacity: needs cpu 9, and the cluster",
         caught.value.message,
     )
 
@@ -300,3 +300,9 @@ def test_a_group_that_is_neither_named_nor_given_is_refused_with_a_sentence(
         with pytest.raises(InvalidInput) as caught:
             call()
         assert str(caught.value) == sentence
+
+
+def test_a_timeout_below_a_second_is_stated_in_milliseconds(stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="x")
+    with pytest.raises(WaitTimedOut, match="PodGroup default/x is Pending after 100ms"):
+        stage.client.wait("x", timeout_s=0.1)

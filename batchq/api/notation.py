@@ -195,10 +195,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return by_lower[found[0]] if found else ""
 
 
+#: What fields of manifests are called in requests.
+_OF_REQUESTS = {"after": "dependsOn", "gates": "schedulingGates", "retries": "retry"}
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `did you mean 'queue'?`, or the list of known words."""
     choices = list(known)
-    near = nearest(word, choices)
+    meant = _OF_REQUESTS.get(word)
+    near = meant if meant in choices else nearest(word, choices)
     if near:
         return f"did you mean {near!r}?"
     return f"known: {', '.join(choices)}" if choices else "none is known here"
@@ -665,7 +670,9 @@ def shown(value: object, most: int = 48) -> str:
         case list() | tuple():
             return f"a list of {counted(len(value), 'item')}" if value else "an empty list"
         case _:
-            return repr(value)[:most]
+            text = "" if callable(value) else repr(value)
+            # An object that is cut in the middle of a word tells less than its type.
+            return text if 0 < len(text) <= most else f"an object of type {type(value).__name__}"
 
 
 def counted(count: int, noun: str) -> str:

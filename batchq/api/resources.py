@@ -195,6 +195,11 @@ _SUFFIX = {
 _GRAMMAR = re.compile(
     r"([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:([eE][+-]?[0-9]{1,2})|([A-Za-z]{0,2}))"
 )
+#: Numbers with more digits before the point, or a larger exponent, than the grammar has.
+_HUGE = re.compile(
+    r"0*[1-9][0-9]{30,}(?:\.[0-9]*)?[A-Za-z]{0,2}"
+    r"|(?=[0-9.]*[1-9])[0-9]+(?:\.[0-9]*)?[eE]\+?0*[1-9][0-9]{2,}"
+)
 #: Memory as people write it elsewhere: `8GB`, `8g`, `1.5 GiB`.
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt])i?b?", re.IGNORECASE)
 
@@ -218,6 +223,8 @@ def parse_quantity(resource: str, written: str | int | float) -> int:
         shown = text if len(text) <= 40 else text[:37] + "..."
         if text.startswith("-"):
             raise ValueError(f"expected a quantity of zero or more, found {shown!r}")
+        if _HUGE.fullmatch(text):
+            raise ValueError(f"expected a quantity of at most 2^53 units, found {shown!r}")
         size = _SIZE.fullmatch(shown) if resource == MEMORY else None
         meant = f"; did you mean {size[1]}{size[2].upper()}i?" if size else ""
         raise ValueError(f"expected a quantity such as 500m, 2 or 64Gi, found {shown!r}{meant}")
@@ -226,6 +233,25 @@ def parse_quantity(resource: str, written: str | int | float) -> int:
     if units > LARGEST:
         raise ValueError(f"expected a quantity of at most 2^53 units, found {text!r}")
     return units
+
+
+#: A smaller number of bytes is too small for any process: a unit was forgotten.
+_LEAST_BYTES = 1 << 20
+#: A smaller number probably means Gi, a larger one Mi.
+_LEAST_MEBIBYTES = 64
+
+
+def doubtful_memory(written: object) -> str:
+    """Return a question if memory is too little for any process, and has no unit; else "":
+    `512 bytes; did you mean 512Mi or 512Gi?`
+    """
+    if isinstance(written, bool) or not isinstance(written, str | int):
+        return ""
+    text = str(written)
+    if not (text.isascii() and text.isdecimal()) or not 0 < int(text[:20]) < _LEAST_BYTES:
+        return ""
+    likely = ("Gi", "Mi") if int(text) < _LEAST_MEBIBYTES else ("Mi", "Gi")
+    return f"{text} bytes; did you mean {' or '.join(text + unit for unit in likely)}?"
 
 
 def format_quantity(resource: str, units: int) -> str:

@@ -217,7 +217,8 @@ def _memory_limits(client: Client, pods: Sequence[Pod]) -> list[tuple[str, ...]]
     for pod in failed[:_MOST_IN_LINE]:
         node = nodes.get(pod.status.node or pod.status.last_node)
         if node is not None and tables.memory_limit(node) == "rlimit":
-            amount = describe_quantity(MEMORY, pod.spec.requests[MEMORY])
+            amount = describe_quantity(MEMORY, limit := pod.spec.requests[MEMORY])
+            amount += " bytes" if limit < 1024 else ""
             rows.append((pod.metadata.name, f"its memory was limited to {amount} per process"))
     return rows
 

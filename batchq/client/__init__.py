@@ -46,6 +46,7 @@ from batchq.client.request import (
     Request,
     Submitted,
     amounts_of,
+    check_lines,
     class_of,
     group_of,
     key_named,
@@ -218,8 +219,9 @@ class Client:
         Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or
         dependency), Conflict (the name is taken), Rejected (limits).
         """
-        from batchq.client.request_fields import requested, submit_one
+        from batchq.client.request_fields import requested, submit_one, warn_of_memory
 
+        warn_of_memory(request)
         if not (dry_run or more) and (stored := self.submit_likely(group, request)) is not None:
             return stored
         what = requested(group, request, more)
@@ -683,10 +685,12 @@ class Client:
 
         `pod` selects one by its name or `<task>-<index>`; `tail`, the last lines of each;
         `attempt`, an earlier attempt, from 1, or "all". With `follow`, it ends with the processes,
-        or when `stop` returns True, which is asked several times a second. Raises NotFound.
+        or when `stop` returns True, which is asked several times a second. Raises NotFound,
+        InvalidInput.
         """
         from batchq.client.pods import follow_output, patient, read_output
 
+        check_lines(tail, attempt)
         key = key_named(group, namespace)
         if not follow:
             return read_output(self._store, key, pod=pod, tail=tail, attempt=attempt)

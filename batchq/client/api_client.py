@@ -68,6 +68,7 @@ from batchq.client.request import (
     Quantity,
     Submitted,
     amounts_of,
+    check_lines,
     class_of,
     decoded,
     key_named,
@@ -672,6 +673,7 @@ class ApiClient(Client):
         namespace: str = DEFAULT,
         stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[LogLine]:
+        check_lines(tail, attempt)
         path = f"{group_path(group, namespace)}/logs"
         if follow:
             return self._followed(path, pod, tail, stop)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias, get_args, get_type_hints
+from typing import Any, Literal, TypeAlias, cast, get_args, get_type_hints
 
 import msgspec
 from msgspec import Struct, structs
@@ -513,6 +513,8 @@ def _requests(request: Request) -> dict[str, int]:
 
 def amounts_of(written: Mapping[str, Quantity]) -> dict[str, int]:
     """Return quantities in integer units. Raises InvalidInput, naming the resource."""
+    if not isinstance(written, Mapping):
+        raise InvalidInput(f'expected a mapping such as {{"cpu": 8}}, found {shown(written)}')
     amounts: dict[str, int] = {}
     for name, quantity in written.items():
         try:
@@ -661,6 +663,9 @@ def class_of(kind: str) -> type[Object]:
     return found
 
 
+_HINT_OF_OBJECTS = "`submit` and `submit_many` accept functions, commands and fields"
+
+
 def decoded(objects: Objects) -> tuple[list[Object], set[str]]:
     """Return the objects, and the names of queues whose manifests do not set stopPolicy.
 
@@ -670,14 +675,29 @@ def decoded(objects: Objects) -> tuple[list[Object], set[str]]:
         raise InvalidInput(
             "expected a list of objects, found a single one", hint="pass [object] instead of object"
         )
+    given: object = objects
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidInput(
+            f"expected a list of objects, found {shown(given)}", hint=_HINT_OF_OBJECTS
+        )
     wanted: list[Object] = []
     without_policy: set[str] = set()
     for one in objects:
-        item = manifest.decode(one) if isinstance(one, Mapping) else one
+        item = _object_of(one)
         if isinstance(one, Mapping) and leaves_stop_policy(one):
             without_policy.add(item.metadata.name)
         wanted.append(item)
     return wanted, without_policy
+
+
+def _object_of(one: object) -> Object:
+    if isinstance(one, Mapping) and ("apiVersion" in one or "kind" in one):
+        return manifest.decode(one)
+    if isinstance(one, tuple(KINDS.values())):
+        return cast(Object, one)
+    raise InvalidInput(
+        f"expected an object or its manifest, found {shown(one)}", hint=_HINT_OF_OBJECTS
+    )
 
 
 def leaves_stop_policy(data: Mapping[str, object]) -> bool:
@@ -764,3 +784,17 @@ def _exceeded(wanted: Mapping[str, int], limits: Iterable[tuple[str, Mapping[str
                 asked, allowed = (describe_quantity(name, units) for units in (need, most[name]))
                 return f"it needs {name} {asked}, and {subject} allows at most {allowed}"
     return ""
+
+
+def check_lines(tail: object, attempt: object) -> None:
+    """Raise InvalidInput unless these are a number of lines and an attempt of `Client.logs`."""
+    if tail is not None and not _is_whole(tail, 0):
+        raise InvalidInput(f"tail: expected a whole number from 0, or None, found {shown(tail)}")
+    if attempt not in (None, "all") and not _is_whole(attempt, 1):
+        raise InvalidInput(
+            f'attempt: expected a whole number from 1, "all" or None, found {shown(attempt)}'
+        )
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

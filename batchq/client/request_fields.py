@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,7 +16,7 @@ from batchq.api.manifest import MOST_ARGUMENT_BYTES, argument_bytes
 from batchq.api.node_features import gpu_request
 from batchq.api.notation import label_problem, parse_duration, resource_problem, shown, suggestion
 from batchq.api.objects import Dependency, Metadata, Pod, PodGroup, PodTemplate, full_name, kind_of
-from batchq.api.resources import GPU, parse_quantity
+from batchq.api.resources import GPU, doubtful_memory, parse_quantity
 from batchq.api.views import Applied
 from batchq.client.changes.object_writes import name_hint
 from batchq.client.request import (
@@ -147,8 +148,12 @@ def _names(value: object) -> tuple[str, ...]:
 
 def _groups(value: object) -> tuple[str, ...]:
     """Return names of groups of the same namespace; submitted groups stand for their names."""
-    some = [value] if isinstance(value, str | PodGroup) else _list(value)
-    return tuple(one.metadata.name if isinstance(one, PodGroup) else _text(one) for one in some)
+    found = []
+    for one in [value] if isinstance(value, str | PodGroup) else _list(value):
+        if not isinstance(one, str | PodGroup):
+            raise ValueError(f"expected names of groups or PodGroups, found {shown(one)}")
+        found.append(one if isinstance(one, str) else one.metadata.name)
+    return tuple(found)
 
 
 def _refuse_other_namespaces(after: object, namespace: str) -> None:
@@ -322,6 +327,12 @@ _OF_A_FOLDER = frozenset({"function", "env_activate"})
 
 _TEXT = {str}
 _encode = msgspec.json.Encoder().encode
+
+
+def warn_of_memory(fields: Mapping[str, Any]) -> None:
+    """Warn the caller of `Client.submit` if the unit of `mem` was probably forgotten."""
+    if doubt := doubtful_memory(fields.get("mem")):
+        warnings.warn(f"mem={fields['mem']!r} is {doubt}", stacklevel=3)
 
 
 def requested(

@@ -19,6 +19,7 @@ from weakref import WeakMethod
 import msgspec
 from msgspec import Struct, structs
 
+from batchq.api.notation import shown
 from batchq.api.objects import PodGroup, key_of
 from batchq.api.transaction import Commit, Refusal, Transaction, Word
 from batchq.api.views import Accepted, Effect, Refused, Tally
@@ -128,6 +129,16 @@ class _Batch:
         return [item for item in left if item.level == level]
 
 
+def _iterator(requests: Iterable[Submitted]) -> Iterator[Submitted]:
+    """Return an iterator over requests. Raises InvalidInput for a single one."""
+    if isinstance(requests, str | Mapping) or not isinstance(requests, Iterable):
+        raise InvalidInput(
+            f"expected a list of requests, found {shown(requests)}",
+            hint="`submit` submits a single one",
+        )
+    return iter(requests)
+
+
 class Submission(Iterator[Outcome]):
     """Iterates over the outcomes in the order of the requests. Only iterating submits anything.
 
@@ -155,7 +166,7 @@ class Submission(Iterator[Outcome]):
         self.is_asking = False
         self._store = store
         self._ids = ids
-        self._requests = iter(requests)
+        self._requests = _iterator(requests)
         self._drafts = Drafts(defaults)
         # Weak, so that a loop that breaks off frees the submission at once.
         settling = WeakMethod(self._settle_batch)
@@ -578,7 +589,7 @@ class ApiSubmission(Iterator[Outcome]):
         #: Whether it waits for the API, where an interrupt loses no outcome.
         self.is_asking = False
         self._session, self._patient, self._new_uid = session, patient, new_uid
-        self._requests = iter(requests)
+        self._requests = _iterator(requests)
         self._drafts = Drafts(defaults)
         self._manifests = GroupManifests()
         self._existing, self._keep_going, self._dry_run = existing, keep_going, dry_run

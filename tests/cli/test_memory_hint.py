@@ -34,3 +34,8 @@ def test_other_pods_get_no_memory_hint(
     failed(stage, limit=limit, exit_code=exit_code, mem=mem)
     assert "its memory was limited" not in batchq("describe", "x").out
     assert "its memory was limited" not in batchq("describe", "pod", "x-main-0").out
+
+
+def test_a_limit_of_some_bytes_has_a_unit(batchq: Batchq, stage: Stage) -> None:
+    failed(stage, limit="rlimit", mem="0.5Ki")
+    assert "its memory was limited to 512 bytes per process" in batchq("describe", "x").out

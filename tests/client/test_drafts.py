@@ -56,7 +56,7 @@ def test_a_group_derived_from_a_prototype_equals_one_built_in_full(varied: dict[
         ({"env": {"A": {}}}, "env: 'A': expected text, found an empty mapping"),
         ({"after": ["a", "a"]}, "spec.dependsOn: 'a' is named twice"),
         ({"after": ["soon:a"]}, "after: expected NAME, ok:NAME"),
-        ({"after": [3]}, "after: expected text, found 3"),
+        ({"after": [3]}, "after: expected names of groups or PodGroups, found 3"),
         ({"args": [1]}, "only a function has arguments"),
     ],
 )

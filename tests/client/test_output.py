@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from batchq.client import Client
-from batchq.errors import NotFound, UnreadableRecord
+from batchq.errors import InvalidInput, NotFound, UnreadableRecord
 from batchq.store import keys
 from tests.client.stage import Stage
 from tests.harness.server import Server
@@ -69,6 +69,20 @@ def test_tail_gives_the_last_lines_of_each_pod(two_pods: Stage) -> None:
     for pod in (0, 1):
         write(two_pods, pod, b"a\nb\nc\n")
     assert texts(two_pods, tail=1) == ["x-main-0: c", "x-main-1: c"]
+
+
+@pytest.mark.parametrize("tail", [-1, "x", True, 1.5])
+def test_a_tail_that_is_no_number_of_lines_is_refused(two_pods: Stage, tail: object) -> None:
+    with pytest.raises(InvalidInput, match="tail: expected a whole number from 0, or None, found"):
+        texts(two_pods, tail=tail)
+
+
+@pytest.mark.parametrize("attempt", [0, -1, "x", True])
+def test_an_attempt_is_a_number_from_one(two_pods: Stage, attempt: object) -> None:
+    with pytest.raises(
+        InvalidInput, match='attempt: expected a whole number from 1, "all" or None'
+    ):
+        texts(two_pods, attempt=attempt)
 
 
 def test_invalid_bytes_in_output_are_replaced(two_pods: Stage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -370,6 +371,69 @@ def test_a_single_object_instead_of_a_list_is_refused(stage: Stage) -> None:
     for found in (one, a_queue("a")):
         with pytest.raises(InvalidInput, match="expected a list of objects, found a single one"):
             stage.client.apply(found)
+
+
+def a_function() -> None:
+    """Stand for a function that a user passes in place of an object."""
+
+
+@pytest.mark.parametrize(
+    ("objects", "found"),
+    [
+        ([a_function], "expected an object or its manifest, found an object of type function"),
+        ([{"command": ["true"]}], "expected an object or its manifest, found a mapping of 1 field"),
+        (a_function, "expected a list of objects, found an object of type function"),
+        ("queue.yaml", "expected a list of objects, found 'queue.yaml'"),
+    ],
+)
+def test_a_function_in_place_of_an_object_is_refused_with_a_sentence(
+    client: Client, objects: Any, found: str
+) -> None:
+    for ask in (client.submit_all, client.apply, client.plan):
+        with pytest.raises(InvalidInput) as caught:
+            ask(objects)
+        assert caught.value.message == found
+        assert (
+            caught.value.hint == "`submit` and `submit_many` accept functions, commands and fields"
+        )
+
+
+def test_limits_that_are_no_mapping_are_refused_with_a_sentence(client: Client) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        client.set_quota("default", "cpu=1")  # type: ignore[arg-type]
+    assert caught.value.message == "expected a mapping such as {\"cpu\": 8}, found 'cpu=1'"
+
+
+def test_too_large_numbers_are_called_so(client: Client) -> None:
+    largest = "expected a quantity of at most 2^53 units, found"
+    with pytest.raises(InvalidInput, match=re.escape(f"cpus: {largest} '1000")):
+        client.submit("true", cpus=10**30)
+    for number in ("1e400", "1e30", "9" * 50 + "Gi"):
+        with pytest.raises(InvalidInput, match=re.escape(f"cpu: {largest} '{number[:3]}")):
+            client.set_quota("default", {"cpu": number})
+    for word in ("1e-400", "much"):
+        with pytest.raises(InvalidInput, match="cpu: expected a quantity such as 500m, 2 or 64Gi"):
+            client.set_quota("default", {"cpu": word})
+
+
+def test_memory_without_its_unit_is_warned_of(client: Client) -> None:
+    with pytest.warns(
+        UserWarning, match=r"mem=512 is 512 bytes; did you mean 512Mi or 512Gi\?"
+    ) as told:
+        client.submit(["true"], mem=512)
+    assert told[0].filename == __file__
+    client.submit(["true"], mem="512Mi")
+    client.submit(["true"], mem=1 << 20)
+
+
+def test_a_group_of_another_namespace_is_no_dependency(client: Client) -> None:
+    first = client.submit(["true"], name="x")
+    client.submit(["true"], name="x", namespace="lab")
+    with pytest.raises(InvalidInput) as caught:
+        client.submit(["true"], after=[first], namespace="lab")
+    assert caught.value.message == "after: expected groups of namespace lab, found default/x"
+    with pytest.raises(InvalidInput, match="after: expected names of groups or PodGroups, found 5"):
+        client.submit(["true"], after=[5])
 
 
 def test_a_request_that_lost_a_race_is_planned_again(stage: Stage, redis_store: RedisStore) -> None:

@@ -500,3 +500,10 @@ def test_queues_are_gone_through_once_for_groups_of_many_queues(stage: Stage) ->
     for number in range(100):
         assert new.check(a_group(f"g-{number}", queue=f"q-{number}")) == ()
     assert queues.walks == 1
+
+
+@pytest.mark.parametrize("requests", [len, "tasks:add", {"command": ["true"]}])
+def test_a_single_request_is_refused_with_a_sentence(client: Client, requests: Any) -> None:
+    with pytest.raises(InvalidInput, match="expected a list of requests, found") as caught:
+        client.submit_many(requests)
+    assert caught.value.hint == "`submit` submits a single one"

@@ -59,6 +59,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         group(queu="a"),
         "PodGroup default/x: spec.queu: there is no such field; did you mean 'queue'?",
     ),
+    "a field by its name in a request": (
+        group(after=["y"]),
+        "PodGroup default/x: spec.after: there is no such field; did you mean 'dependsOn'?",
+    ),
     "an unknown field deep inside": (
         group(template={"requests": {}, "comand": ["a"]}),
         (

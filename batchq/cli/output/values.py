@@ -17,7 +17,7 @@ from batchq.api.lifecycle import TERMINAL
 from batchq.api.node_features import gpu_request
 from batchq.api.notation import nearest, parse_duration, resource_problem, shown
 from batchq.api.objects import KINDS, NAMESPACED, PodGroup
-from batchq.api.resources import CPU, parse_quantity
+from batchq.api.resources import CPU, MEMORY, doubtful_memory, parse_quantity
 from batchq.cli.output import (
     EXIT_GROUP_CANCELLED,
     EXIT_GROUP_FAILED,
@@ -150,10 +150,6 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return [kind.lower() for kind in KINDS if kind.lower().startswith(incomplete.lower())]
 
 
-#: A smaller number of bytes is too small for any process: a unit was forgotten.
-_LEAST_BYTES = 1 << 20
-#: A smaller number probably means Gi, a larger one Mi.
-_LEAST_MEBIBYTES = 64
 #: A smaller walltime without a unit probably means minutes, as in Slurm, or hours.
 _LEAST_SECONDS = 300
 
@@ -164,10 +160,8 @@ def as_quantity(resource: str) -> Callback:
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
         if value is not None:
             _check_quantity(resource, value)
-            if resource == "memory" and value.isdigit() and 0 < int(value) < _LEAST_BYTES:
-                likely = ("Gi", "Mi") if int(value) < _LEAST_MEBIBYTES else ("Mi", "Gi")
-                meant = " or ".join(f"{value}{unit}" for unit in likely)
-                show_warning(f"--{param.name} {value} is {value} bytes; did you mean {meant}?")
+            if resource == MEMORY and (doubt := doubtful_memory(value)):
+                show_warning(f"--{param.name} {value} is {doubt}")
         return value
 
     return check

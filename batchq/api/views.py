@@ -633,12 +633,16 @@ class WaitState(Struct, frozen=True, kw_only=True):
 
 
 class LogLine(Struct, frozen=True, kw_only=True):
-    """One line without its line end. `stream` is stdout or stderr."""
+    """One line without its line end. `stream` is stdout or stderr; `attempt` counts within the
+    admission of the pod.
+    """
 
     pod: str
     attempt: int
     stream: str
     text: str
+    #: 0 if the API's version does not tell it.
+    admission: int = 0
 
 
 class Leading(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import click
 
 from batchq.api.objects import PodGroup
 from batchq.api.views import Result
-from batchq.cli.output import Table, echo, raw_option, show_table, show_trouble
+from batchq.cli.output import Table, comment, echo, raw_option, show_table, show_trouble
 from batchq.cli.output.forms import Output, report
 from batchq.cli.output.options import (
     DURATION,
@@ -38,7 +38,7 @@ from batchq.client import Client
 from batchq.errors import Conflict, NotFound, Rejected, UsageError
 
 if TYPE_CHECKING:
-    from batchq.api.views import Goal
+    from batchq.api.views import Goal, LogLine
 
 
 @click.command(epilog=examples("batchq progress train-1", "batchq progress train-1 train-2"))
@@ -230,13 +230,13 @@ def _as_attempt(
     "--attempt",
     callback=_as_attempt,
     metavar="NUMBER|all",
-    help="This attempt of each pod, from 1, or all of them.  [default: the latest]",
+    help="This attempt of each pod, from 1, or all of all admissions.  [default: the latest]",
 )
 @raw_option
 @click.option(
     "--prefix",
     is_flag=True,
-    help="Begin each line with the name of its pod; with --attempt all, also with its attempt.",
+    help="Begin each line with its pod; with --attempt all, also with admission and attempt.",
 )
 @output_option("text", "json")
 @pass_globals
@@ -256,20 +256,31 @@ def logs(
     stdout and stderr of a pod are merged in their order; with -o json each line names its stream.
     The output of every attempt is kept for seven days. Attempts are numbered from 1; the
     numbers begin at 1 again when the group is admitted again or the server is restarted.
+    With --attempt all, a comment says where the output of an attempt begins.
     """
     if follow and attempt is not None:
         raise UsageError("--attempt and -f exclude each other: only the latest attempt goes on")
     key = group_key(name, namespace)
     with following(shared, [key], patience_s=None if follow else 0.0) as client:
-        count = 0
+        count, heading = 0, ""
         for line in client.logs(key, follow=follow, pod=pod, tail=tail, attempt=attempt):
             count += 1
-            name_of_line = f"{line.pod} attempt {line.attempt}" if attempt == "all" else line.pod
-            output.line(line, f"{name_of_line}: {line.text}" if prefix else line.text)
+            origin = _origin(line) if attempt == "all" else line.pod
+            if attempt == "all" and not prefix and output.for_people and origin != heading:
+                sys.stdout.flush()
+                comment(f"{origin}:")
+                heading = origin
+            output.line(line, f"{origin}: {line.text}" if prefix else line.text)
             if follow:
                 sys.stdout.flush()
         if not count:
             echo(_why_nothing(client, key, attempt), err=True)
+
+
+def _origin(line: LogLine) -> str:
+    """Return where a line is from: `x-main-0 admission 2 attempt 1`."""
+    admission = f" admission {line.admission}" if line.admission else ""
+    return f"{line.pod}{admission} attempt {line.attempt}"
 
 
 def _why_nothing(client: Client, key: str, attempt: int | Literal["all"] | None) -> str:
@@ -284,6 +295,9 @@ def _why_nothing(client: Client, key: str, attempt: int | Literal["all"] | None)
             f"PodGroup {key} is {group.status.phase}; attempt {attempt} of its pods has no output"
         )
     what = "its pods have no output" if started else "none of its pods has started"
+    was_evicted = any(one.type == "Evicted" for one in group.status.conditions)
+    if not started and was_evicted and attempt != "all":
+        what += " since it was evicted; --attempt all prints the output from before"
     return f"PodGroup {key} is {group.status.phase}; {what}"
 
 

@@ -684,9 +684,9 @@ class Client:
         """Return the output of the latest attempt of each pod, at most the newest MiB of each.
 
         `pod` selects one by its name or `<task>-<index>`; `tail`, the last lines of each;
-        `attempt`, an earlier attempt, from 1, or "all". With `follow`, it ends with the processes,
-        or when `stop` returns True, which is asked several times a second. Raises NotFound,
-        InvalidInput.
+        `attempt`, an earlier attempt, from 1, or "all" of all admissions. With `follow`, it ends
+        with the processes, or when `stop` returns True, which is asked several times a second.
+        Raises NotFound, InvalidInput.
         """
         from batchq.client.pods import follow_output, patient, read_output
 

@@ -16,7 +16,7 @@ import json
 import secrets
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -38,7 +38,17 @@ from batchq.api.exec_session import (
 )
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.notation import counted
-from batchq.api.objects import Object, Pod, PodGroup, full_name, group_key_of
+from batchq.api.objects import (
+    Metadata,
+    Object,
+    Pod,
+    PodGroup,
+    PodSpec,
+    PodStatus,
+    full_name,
+    group_key_of,
+    uid_of_pod,
+)
 from batchq.api.transaction import Event, Transaction, count_of
 from batchq.api.views import LogLine
 from batchq.client.changes.object_writes import find, name_hint
@@ -105,6 +115,7 @@ class _Reader:
             attempt=count_of(self._attempt),
             stream=stream,
             text=line.removesuffix(b"\r").decode(errors="replace"),
+            admission=self._pod.status.admission,
         )
 
 
@@ -117,14 +128,22 @@ def read_output(
     attempt: int | Literal["all"] | None = None,
 ) -> Iterator[LogLine]:
     """Yield the kept output of the latest attempt of each pod, of the attempt of this number, or of
-    all attempts, pod after pod.
+    all attempts of all admissions, pod after pod.
 
     `pod` selects one by its name or by `<task>-<index>`; `tail` limits the output to the last lines
     of each attempt. Raises NotFound, StoreUnavailable.
     """
-    group = find(store, PodGroup, key)
+    wanted, group = pod, find(store, PodGroup, key)
     nodes = [] if attempt is None else [node.metadata.name for node in store.list("Node")]
-    for one in _chosen(store, group, pod):
+    existing = _existing(store, group)
+    known = [one for one in existing if _matches(one, group, wanted)]
+    if attempt == "all":
+        known = _in_order([*known, *_former(store, group, existing, wanted, nodes)])
+    if wanted and not known:
+        raise _no_such_pod(key, existing, wanted)
+    for one in known if attempt == "all" else _latest(known):
+        if not one.status.attempt:
+            continue
         if attempt is None:
             yield from _last(_Reader(store, one).last_lines(), tail)
             continue
@@ -132,6 +151,69 @@ def read_output(
         for number in range(1, latest + 1) if attempt == "all" else (attempt,):
             if number <= latest:
                 yield from _last(_of_attempt(store, one, number, nodes), tail)
+
+
+#: Former pods are looked for among at most this many keys.
+_MOST_PLACES = 50_000
+#: Attempts beyond a group's retries, after losses, that are looked for.
+_MOST_FREE_ATTEMPTS = 3
+
+
+def _former(
+    store: RedisStore,
+    group: PodGroup,
+    existing: Sequence[Pod],
+    wanted: str,
+    nodes: Sequence[str],
+) -> list[Pod]:
+    """Return pods of former admissions whose records are deleted and whose output is kept, each
+    with its latest attempt and that one's node.
+
+    Their uids tell where their output is; their attempts are looked for in the generation of the
+    group's other pods and in the present one.
+    """
+    leader = store.leader()
+    numbers = [pod.status.attempt for pod in existing if pod.status.attempt]
+    numbers += [leader.epoch] if leader is not None else []
+    bases = {number - count_of(number) for number in numbers}
+    most = group.spec.retry.limit + 1 + _MOST_FREE_ATTEMPTS
+    there = {pod.metadata.uid for pod in existing}
+    found: dict[str, Pod] = {}
+    places: list[tuple[str, str, int]] = []
+    for pod in _deleted(group, there):
+        if not _matches(pod, group, wanted):
+            continue
+        uid = pod.metadata.uid
+        found[uid] = pod
+        places += [(n, uid, base + m) for base in bases for n in nodes for m in range(1, most + 1)]
+        if len(places) > _MOST_PLACES:
+            break
+    kept = store.have_logs(places)
+    for (node, uid, attempt), is_kept in zip(places, kept, strict=True):
+        if is_kept and attempt > found[uid].status.attempt:
+            status = msgspec.structs.replace(found[uid].status, attempt=attempt, node=node)
+            found[uid] = msgspec.structs.replace(found[uid], status=status)
+    return list(found.values())
+
+
+def _deleted(group: PodGroup, existing: Collection[str]) -> Iterator[Pod]:
+    """Yield the pods that the group may have had, latest admission first, without those whose uid
+    exists.
+    """
+    meta = group.metadata
+    for admission in range(group.status.admission, 0, -1):
+        ordinal = 0
+        for task in group.spec.tasks:
+            for index in range(task.replicas):
+                uid = uid_of_pod(meta.uid, admission, ordinal)
+                ordinal += 1
+                if uid not in existing:
+                    name = f"{meta.name}-{task.name}-{index}"
+                    yield Pod(
+                        metadata=Metadata(name=name, namespace=meta.namespace, uid=uid),
+                        spec=PodSpec(pod_group=meta.name, task=task.name, index=index),
+                        status=PodStatus(group_uid=meta.uid, admission=admission),
+                    )
 
 
 def _of_attempt(
@@ -200,22 +282,23 @@ def patient(
         yield line
 
 
-def _chosen(store: RedisStore, group: PodGroup, wanted: str) -> list[Pod]:
-    # A pod of a later admission replaces the earlier one of the same name.
-    latest: dict[str, Pod] = {}
-    for pod in store.list("Pod", namespace=group.metadata.namespace):
-        if isinstance(pod, Pod) and pod.status.group_uid == group.metadata.uid:
-            known = latest.get(pod.metadata.name)
-            if known is None or known.status.admission < pod.status.admission:
-                latest[pod.metadata.name] = pod
-    pods = [pod for pod in latest.values() if _matches(pod, group, wanted)]
-    if wanted and not pods:
-        existing = [pod.metadata.name for pod in _in_order(latest.values())]
-        key = f"{group.metadata.namespace}/{group.metadata.name}"
-        raise NotFound(
-            f"PodGroup {key} has no pod {wanted[:80]!r}", hint=name_hint(wanted, existing)
-        )
-    return _in_order(pod for pod in pods if pod.status.attempt)
+def _existing(store: RedisStore, group: PodGroup) -> list[Pod]:
+    """Return the pods of all admissions of which there is a record, in order."""
+    return _in_order(
+        pod
+        for pod in store.list("Pod", namespace=group.metadata.namespace)
+        if isinstance(pod, Pod) and pod.status.group_uid == group.metadata.uid
+    )
+
+
+def _no_such_pod(key: str, existing: Sequence[Pod], wanted: str) -> NotFound:
+    names = list(dict.fromkeys(pod.metadata.name for pod in existing))
+    return NotFound(f"PodGroup {key} has no pod {wanted[:80]!r}", hint=name_hint(wanted, names))
+
+
+def _latest(pods: Iterable[Pod]) -> list[Pod]:
+    """Return the pod of the latest admission of each name; `pods` are in order."""
+    return list({pod.metadata.name: pod for pod in pods}.values())
 
 
 def _matches(pod: Pod, group: PodGroup, wanted: str) -> bool:

@@ -265,7 +265,8 @@ ROUTES: tuple[ApiRoute, ...] = (
             QueryParameter(name="follow", about="Go on until the group has ended.", type="boolean"),
             QueryParameter(
                 name="attempt",
-                about="An earlier attempt of each pod, from 1, or `all`; without `follow`.",
+                about="An earlier attempt of each pod, from 1, or `all` of all admissions; without"
+                " `follow`.",
             ),
         ),
     ),

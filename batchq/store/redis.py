@@ -81,6 +81,8 @@ __all__ = ["Change", "MirrorDifference", "RedisStore", "Renewal", "Trimmed"]
 CHANGES_KEPT = 65_536
 LOG_BYTES_KEPT = 1024 * 1024
 LOG_PIECE_BYTES = 64 * 1024
+#: Bounds the answer to whether output is kept, which contains a piece of each, to 4 MiB.
+_LOGS_A_QUESTION = 64
 #: An entry costs more than its data: this bounds an attempt that writes single bytes.
 LOG_PIECES_KEPT = 32_768
 
@@ -630,6 +632,19 @@ class RedisStore:
             for id_, fields in entries
             if fields.keys() >= {b"stream", b"data"}
         ]
+
+    def have_logs(self, places: Sequence[tuple[str, str, int]]) -> Sequence[bool]:
+        """Return for each (node, pod, attempt) whether output of it is kept.
+
+        Raises StoreUnavailable; UnreadableRecord if a key is of another type.
+        """
+        found: set[bytes] = set()
+        for start in range(0, len(places), _LOGS_A_QUESTION):
+            names = [keys.log(*place) for place in places[start : start + _LOGS_A_QUESTION]]
+            first = partial(redis.Redis.xread, streams=dict.fromkeys(names, "0"), count=1)
+            reply = self._link.ask(partial(_check_type, names[0], first))
+            found.update(key for key, _ in reply or ())
+        return [keys.log(*place).encode() in found for place in places]
 
     def put_result(self, node: str, pod: str, attempt: int, result: bytes) -> None:
         """Keep the result of a pod's function, as JSON; safe to repeat."""

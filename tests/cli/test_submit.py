@@ -282,6 +282,7 @@ def test_logs_can_say_whose_line_it_is(batchq: Batchq, stage: Stage) -> None:
         "attempt": 1,
         "stream": "stdout",
         "text": "two of 1",
+        "admission": 1,
     }
 
 
@@ -420,10 +421,15 @@ def test_the_output_of_an_earlier_attempt_can_be_read(batchq: Batchq, stage: Sta
     assert batchq("logs", "x").out == "works\n"
     assert batchq("logs", "x", "--attempt", "2").out == "works\n"
     assert batchq("logs", "x", "--attempt", "1").out == "broken\n"
-    assert batchq("logs", "x", "--attempt", "all").out == "broken\nworks\n"
+    all_of_it = batchq("logs", "x", "--attempt", "all")
+    assert all_of_it.out == "broken\nworks\n"
+    name = f"{pod.metadata.name} admission 1"
+    assert all_of_it.err == f"{name} attempt 1:\n{name} attempt 2:\n"
     each = batchq("logs", "x", "--attempt", "all", "--prefix")
-    name = pod.metadata.name
-    assert each.lines == [f"{name} attempt 1: broken", f"{name} attempt 2: works"]
+    assert (each.lines, each.err) == (
+        [f"{name} attempt 1: broken", f"{name} attempt 2: works"],
+        "",
+    )
     third = batchq("logs", "x", "--attempt", "3")
     assert (third.out, third.err) == (
         "",
@@ -476,3 +482,32 @@ def test_text_that_is_not_utf_8_is_refused_in_a_sentence(stage: Stage) -> None:
     for fields in ({"command": ["echo", "a\udcff"]}, {"env": {"A": "a\udcff"}}):
         with pytest.raises(InvalidInput, match=sentence):
             stage.client.submit(**{"name": "x", "command": ["true"], **fields})
+
+
+@pytest.mark.both_doors
+def test_the_output_of_an_evicted_run_can_be_read(batchq: Batchq, stage: Stage) -> None:
+    stage.client.submit(["true"], name="x")
+    for text in (b"evicted\n", b"again\n"):
+        stage.turn()
+        stage.start("x")
+        [pod] = [one for one in stage.pods("x") if one.status.phase == "Running"]
+        stage.store.append_log("n1", pod.metadata.uid, pod.status.attempt, "stdout", text)
+        if text == b"evicted\n":
+            stage.client.suspend("x")
+            stage.turn()
+            stage.end("x", 143)
+            assert batchq("logs", "x").err == (
+                "PodGroup default/x is Pending; none of its pods has started since it was evicted;"
+                " --attempt all prints the output from before\n"
+            )
+            before = batchq("logs", "x", "--attempt", "all", "--pod", "main-0")
+            assert before.out == "evicted\n"
+            stage.client.resume("x")
+    assert batchq("logs", "x").out == "again\n"
+    assert batchq("logs", "x", "--attempt", "all").out == "evicted\nagain\n"
+    assert batchq("logs", "x", "--attempt", "all", "--prefix").lines == [
+        "x-main-0 admission 1 attempt 1: evicted",
+        "x-main-0 admission 2 attempt 1: again",
+    ]
+    lines = batchq("logs", "x", "--attempt", "all", "-o", "json").lines
+    assert [json.loads(line)["admission"] for line in lines] == [1, 2]

@@ -127,3 +127,25 @@ def test_output_of_another_type_is_named_and_not_waited_for(
     assert f"DEL {keys.log(*place)}" in caught.value.hint
     with pytest.raises(UnreadableRecord, match="is of another type"):
         two_pods.store.read_result(*place)
+
+
+def test_all_output_comes_pod_after_pod_and_by_admission(stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="x", replicas=3, min_member=1, cpus=2)
+    for text in (b"first\n", b"second\n"):
+        stage.turn()
+        stage.start("x")
+        running = [pod for pod in stage.pods("x") if pod.status.phase == "Running"]
+        for pod in running:
+            place = pod.status.node, pod.metadata.uid, pod.status.attempt
+            stage.store.append_log(*place, "stdout", text)
+        if text == b"first\n":
+            stage.client.suspend("x")
+            stage.turn()
+            stage.end("x", 143)
+            stage.client.resume("x")
+    lines = stage.client.logs("x", attempt="all")
+    assert [(line.pod, line.admission, line.text) for line in lines] == [
+        (f"x-main-{index}", admission, text)
+        for index in range(3)
+        for admission, text in ((1, "first"), (2, "second"))
+    ]

@@ -249,6 +249,7 @@ def test_logs_are_text_or_lines_of_json(api: Caller, stage: Stage) -> None:
     lines = api("GET", f"{DEFAULT}/train/logs?tail=1", Accept="application/x-ndjson")
     assert lines.data == {
         "pod": "train-main-0", "attempt": 1, "stream": "stdout", "text": "<b>two</b>",
+        "admission": 1,
     }  # fmt: skip
     assert api("GET", f"{DEFAULT}/train/logs?stream=stderr").body == b""
     missing = api("GET", f"{DEFAULT}/train/logs?pod=nothing")

@@ -357,7 +357,9 @@ def _finish_if_overdue(statement: Statement, group: GroupState) -> bool:
     over_at = walltime_over_at(group)
     if over_at is None or statement.session.now_ms < over_at:
         return False
-    finish(statement, group, PodGroupPhase.FAILED, Finish.WALLTIME_EXCEEDED)
+    limit = format_duration(group.record.spec.walltime or 0)
+    message = f"its walltime of {limit} is over"
+    finish(statement, group, PodGroupPhase.FAILED, Finish.WALLTIME_EXCEEDED, message)
     return True
 
 

@@ -236,8 +236,9 @@ def test_an_allocation_that_ends_before_its_command_says_why(
     file.touch()
     assert process.wait(60) == code
     said = stack.output_of(process)
-    assert "The allocation has ended: WalltimeExceeded; waiting for the command here\n" in said
-    assert said.splitlines()[-1] == f"podgroup default/{name} Failed (WalltimeExceeded)"
+    why = "WalltimeExceeded: its walltime of 5s is over"
+    assert f"The allocation has ended: {why}; waiting for the command here\n" in said
+    assert said.splitlines()[-1] == f"podgroup default/{name} Failed ({why})"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchq.api.objects import Dependency, Task
+from batchq.api.objects import Dependency, PodGroup, Task
 from batchq.client import changes
 from batchq.client.changes import consumer_leases
 from batchq.errors import Conflict
@@ -107,6 +107,10 @@ def test_past_its_walltime_it_has_failed_and_its_consumer_must_stop(
     stack.until_idle()
     later(stack, 40)
     assert phase(stack) == "Failed"
+    group = stack.store.get("PodGroup", "default/e")
+    assert isinstance(group, PodGroup)
+    messages = {one.type: one.message for one in group.status.conditions}
+    assert messages["Finished"] == "its walltime of 40s is over"
     assert renew(stack, token).stop_reason == "WalltimeExceeded"
 
 

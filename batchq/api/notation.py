@@ -352,9 +352,15 @@ def _text(data: object, path: Path) -> str:
     return data
 
 
+#: YAML reads a number with too many digits as text.
+_MANY_DIGITS = re.compile(r"-?[0-9]{17,}")
+
+
 def _whole(data: object, path: Path) -> int:
     if isinstance(data, bool) or not isinstance(data, int):
-        raise Malformed(path, f"expected a whole number, found {shown(data)}")
+        too_large = isinstance(data, str) and _MANY_DIGITS.fullmatch(data[:1000])
+        most = " of at most 2^53" if too_large else ""
+        raise Malformed(path, f"expected a whole number{most}, found {shown(data)}")
     if abs(data) > LARGEST:
         raise Malformed(path, f"expected a whole number of at most 2^53, found {shown(data)}")
     return data

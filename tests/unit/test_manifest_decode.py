@@ -63,6 +63,14 @@ WRONG: dict[str, tuple[Any, str]] = {
         group(after=["y"]),
         "PodGroup default/x: spec.after: there is no such field; did you mean 'dependsOn'?",
     ),
+    "a number that YAML has read as text": (
+        manifest("PriorityClass", spec={"value": "9" * 20}),
+        f"PriorityClass x: spec.value: expected a whole number of at most 2^53, found '{'9' * 20}'",
+    ),
+    "a number in quotes": (
+        manifest("PriorityClass", spec={"value": "9"}),
+        "PriorityClass x: spec.value: expected a whole number, found '9'",
+    ),
     "an unknown field deep inside": (
         group(template={"requests": {}, "comand": ["a"]}),
         (

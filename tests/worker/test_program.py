@@ -267,7 +267,7 @@ def test_a_missing_function_or_module_is_named_with_the_place_of_the_search(fold
     assert call(folder, "no.such:f").outcome == PodOutcome(
         exit_code=127,
         message=f"no module no was found in {folder} or on this node's Python path; set"
-        " the template's workingDir or its PYTHONPATH, or install it there",
+        " the group's working_dir (workingDir in a manifest) or PYTHONPATH, or install it there",
     )
 
 

@@ -277,7 +277,8 @@ def _find(name: str) -> Any:
             raise Failed(
                 NOT_FOUND,
                 f"no module {missing} was found in {sys.path[0]} or on this node's Python path;"
-                " set the template's workingDir or its PYTHONPATH, or install it there",
+                " set the group's working_dir (workingDir in a manifest) or PYTHONPATH, or install"
+                " it there",
             ) from None
         _print(error)
         message = f"module {module_name} cannot be imported: {_text(error)}"

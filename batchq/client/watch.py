@@ -412,8 +412,7 @@ def timed_out(
         why = ", but processes of it still run"
     more = len(waiting) - 1
     others = f", and {counted(more, 'other')} with it" if more else ""
-    # The first moments of a command do not count: 99.6 ms of 100 ms.
-    ms = 10 * round(timeout_s * 100)
+    ms = round(timeout_s * 1000)
     after = f"{ms}ms" if 0 < ms < 1000 else describe_age(ms)
     if phase not in TERMINAL and not leads():
         hint = NO_LEADER

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from batchq.api.objects import PodGroup, Retry
+from batchq.cli.output.values import left_of
 from batchq.errors import InvalidInput
 from tests.builders import a_group, a_node, a_task
 from tests.cli.conftest import Batchq, Ran
@@ -229,6 +230,15 @@ def test_wait_answers_10_for_failed_and_11_for_cancelled(batchq: Batchq, stage: 
     assert batchq("wait", "bad", "gone").code == 10
     answer = json.loads(batchq("wait", "bad", "-o", "json").out)
     assert (answer["items"][0]["phase"], answer["items"][0]["exitCode"]) == ("Failed", 3)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "spent_s", "left_s"), [(None, 5.0, None), (0.1, 0.02, 0.1), (3.0, 2.0, 1.0)]
+)
+def test_a_timeout_counts_the_wait_for_a_server_and_not_the_connection(
+    timeout_s: float | None, spent_s: float, left_s: float | None
+) -> None:
+    assert left_of(timeout_s, spent_s) == left_s
 
 
 @pytest.mark.both_doors

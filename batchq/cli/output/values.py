@@ -268,8 +268,12 @@ def seconds_of(duration: str | None) -> float | None:
 
 
 def left_of(timeout_s: float | None, spent_s: float) -> float | None:
-    """Return the rest of a timeout, in seconds; None is for ever."""
-    return None if timeout_s is None else max(0.0, timeout_s - spent_s)
+    """Return the rest of a timeout, in seconds; None is for ever. Less than a second is what a
+    connection takes to a server that runs, and does not count.
+    """
+    if timeout_s is None or spent_s < 1:
+        return timeout_s
+    return max(0.0, timeout_s - spent_s)
 
 
 def _check_quantity(resource: str, text: str) -> None:

@@ -19,7 +19,7 @@ from batchq.core.kept_capacity import (
     victims_left,
 )
 from batchq.core.preemption import search
-from batchq.core.preemption.candidates import DECIDED, STOPPING
+from batchq.core.preemption.candidates import DECIDED, HOLDERS, Holders, UpperBound
 from batchq.core.quota.ledger import counted
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState
@@ -53,7 +53,13 @@ def test_incremental_sums_equal_the_sums_of_all_pledges(
         moving = [one for one in spare if _would_anything_move(session, one)]
         assert session.get(PLEDGED_CAPACITY).with_more_than_they_need(session) == moving
         stopping = {group.uid for group in session.busy() if _stops(group)}
-        assert {group.uid for group in session.get(STOPPING).groups(session)} == stopping
+        holders, anew = session.get(HOLDERS), Holders()
+        assert {group.uid for group in holders.stopping_groups(session)} == stopping
+        for queue in session.queues:
+            whole = list(anew.whole_groups(session, queue))
+            assert list(holders.whole_groups(session, queue)) == whole
+            elastic = {group.uid for group in anew.elastic_groups(session, queue)}
+            assert {group.uid for group in holders.elastic_groups(session, queue)} == elastic
         assert session.get(DECIDED).all(session) == {
             uid for some in session.effects.joined for uid in some
         }
@@ -96,6 +102,38 @@ def _calls_for_a_gang_of(size: int) -> int:
     report, calls = counting_calls(stack.turn)
     assert sum(isinstance(one, Evict) for one in report.intents) == size
     return calls
+
+
+def test_a_further_search_costs_no_more_calls_beside_four_times_as_many_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What a session spends on the upper bound is limited as a whole.
+    monkeypatch.setattr(UpperBound, "may_suffice", lambda *_: True)
+    few, many = (_calls_of_eight_more_preemptors(beside=groups) for groups in (60, 240))
+    assert many < 1.5 * few
+
+
+def _calls_of_eight_more_preemptors(*, beside: int) -> int:
+    calls = []
+    for preemptors in (4, 12):
+        stack = Stack(MemoryStore(), SchedulerConfig())
+        stack.apply(a_priority("high", 100))
+        stack.ready(a_node(cpu=beside))
+        stack.apply(*(runnable(f"low-{place}") for place in range(beside)))
+        stack.until_idle()
+        stack.start_pods()
+        stack.until_idle()
+        stack.clock.at_ms += 1_000
+        stack.apply(
+            *(
+                runnable(f"high-{place}", replicas=2, priority_class_name="high")
+                for place in range(preemptors)
+            )
+        )
+        report, cost = counting_calls(stack.turn)
+        assert sum(isinstance(one, Evict) for one in report.intents) == 2 * preemptors
+        calls.append(cost)
+    return calls[1] - calls[0]
 
 
 def runnable(name: str, *, replicas: int = 1, **spec: Any) -> PodGroup:

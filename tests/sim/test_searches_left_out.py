@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from batchq.api.objects import Pod, QueuePreemption
+from batchq.api.lifecycle import PodGroupPhase
+from batchq.api.objects import Pod, PodGroup, QueuePreemption
 from batchq.api.resources import Amounts, of_pod, total
 from batchq.assembly import assemble
 from batchq.config import SchedulerConfig
@@ -19,7 +20,7 @@ from batchq.config.load import read_config
 from batchq.core.extension import Plugin, PluginTraits, everywhere
 from batchq.core.placement.elastic import short_of_extras, start_extras
 from batchq.core.preemption import order, preemptors, search
-from batchq.core.preemption.candidates import FIRST_SEARCH, SearchTerms, UpperBound
+from batchq.core.preemption.candidates import FIRST_SEARCH, UPPER_BOUND, SearchTerms, UpperBound
 from batchq.core.preemption.search import VICTIMS_TRIED, Decision, PreemptionRequest, find_victims
 from batchq.core.session.session import Session
 from batchq.core.session.state import GroupState, Victim
@@ -126,6 +127,39 @@ def test_gangs_beyond_their_queues_limit_try_no_victims() -> None:
     assert served == ["default/gang-0"]
 
 
+def a_reserved_group(name: str, created: int, cpu: int, **template: object) -> PodGroup:
+    group = a_group(
+        name, created=created, tasks=(a_task(requests={"cpu": cpu}, **template),), **IMPORTANT
+    )
+    status = structs.replace(
+        group.status,
+        phase=PodGroupPhase.IN_QUEUE,
+        reserved_at=900_000,
+        in_queue_at=900_000,
+        reservation=amounts(cpu=cpu),
+        admission=1,
+    )
+    return structs.replace(group, status=status)
+
+
+def test_behind_a_hopeless_reserved_group_one_that_can_be_served_is_served() -> None:
+    """The queue may hold 10 cpus: 5 run, and both groups have reserved what they need."""
+    peers = [a_running_group(f"peer-{k}", node="n1", **IMPORTANT) for k in range(4)]
+    objects = [
+        a_priority("high", 100),
+        a_queue("q", capability={"cpu": 10}),
+        a_node("n1", cpu=4, labels={"zone": "a"}),
+        a_node("n2", cpu=4),
+        *(one for group in peers for one in group),
+        *a_running_group("low", node="n2", queue="q"),
+        a_reserved_group("first", 1, cpu=1, node_selector={"zone": "a"}),
+        a_reserved_group("second", 2, cpu=4),
+    ]
+    config = read_config(f"{ACTIONS}\novercommit: 2", "scheduler.yaml")
+    _, served = decided(*objects, config=config)
+    assert served == ["default/second"]
+
+
 def test_gangs_beside_groups_that_may_run_for_a_while_try_no_victims() -> None:
     """All have run for 1,000 s, which `minRuntime` grants them."""
     for protected, expected in (("1000001ms", []), ("1000s", ["default/gang-0"])):
@@ -180,7 +214,11 @@ def test_no_search_is_left_out_that_would_find_victims(
             needs is not None
             and not request.needs_no_victims(session)
             and not may_suffice(
-                UpperBound(), session, request.preemptor, [*queues, *(completing or [])], needs
+                session.get(UPPER_BOUND),
+                session,
+                request.preemptor,
+                [*queues, *(completing or [])],
+                needs,
             )
         )
         found = find_victims(session, request, queues, completing, terms=terms)

@@ -8,7 +8,7 @@ looked at again.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -67,36 +67,6 @@ class AtActionStart:
     def begin(self) -> None:
         """Clear what the previous action has found."""
         self.undoable = self.pledged = None
-
-
-class Stopping:
-    """The groups with pods that are being stopped and still hold a node."""
-
-    def __init__(self) -> None:
-        self._groups: dict[str, GroupState] | None = None
-        self._seen = 0
-
-    def groups(self, session: Session) -> Collection[GroupState]:
-        """Return these groups, in no particular order."""
-        changed_groups = session.ledger.changed_groups
-        news: Iterable[GroupState]
-        if self._groups is None:
-            self._groups, news = {}, session.busy()
-        else:
-            news = {group.uid: group for group in changed_groups[self._seen :]}.values()
-        self._seen = len(changed_groups)
-        for group in news:
-            if group.pods and any(_stops(group)):
-                self._groups[group.uid] = group
-            else:
-                self._groups.pop(group.uid, None)
-        return self._groups.values()
-
-
-def _stops(group: GroupState) -> Iterable[bool]:
-    return (
-        pod.status.terminating and pod.status.phase in ON_NODE for pod in group.live_pods.values()
-    )
 
 
 class Decided:
@@ -318,7 +288,7 @@ def ending(session: Session) -> list[tuple[GroupState, Pod]]:
     """
     found = [
         (_ends_at(pod), pod.metadata.uid, group, pod)
-        for group in session.get(STOPPING).groups(session)
+        for group in session.get(HOLDERS).stopping_groups(session)
         if not group.status.pledge.stands
         for pod in group.live_pods.values()
         if pod.status.terminating
@@ -387,6 +357,92 @@ def _key_of(entry: Entry) -> tuple[Any, ...]:
     return entry[0]
 
 
+class Holders:
+    """The groups that hold something, as a search for victims needs them.
+
+    Candidates are neither groups that an action has admitted in this session, which are undone, nor
+    those that have just received what was pledged to them.
+    """
+
+    def __init__(self) -> None:
+        self._stopping: dict[str, GroupState] = {}
+        self._whole: dict[str, list[Entry]] = {}
+        self._entries: dict[str, Entry] = {}
+        self._elastic: dict[str, dict[str, GroupState]] = {}
+        self._seen = -1
+
+    def stopping_groups(self, session: Session) -> Collection[GroupState]:
+        """Return the groups with pods that are being stopped and still hold a node, unordered."""
+        self._follow(session)
+        return self._stopping.values()
+
+    def whole_groups(self, session: Session, queue: str) -> Sequence[Entry]:
+        """Return the candidates of a queue, in the order of their eviction, with those of their
+        pods that hold a node and are not being stopped.
+        """
+        self._follow(session)
+        return self._whole.get(queue, ())
+
+    def elastic_groups(self, session: Session, queue: str) -> Collection[GroupState]:
+        """Return the candidates that may lose single pods, unordered."""
+        self._follow(session)
+        return self._elastic.get(queue, {}).values()
+
+    def _follow(self, session: Session) -> None:
+        changed_groups = session.ledger.changed_groups
+        if self._seen < 0:
+            for name, groups in session.ledger.holding.items():
+                entries = [self._note(session, group) for group in groups.values()]
+                self._whole[name] = sorted(filter(None, entries), key=_key_of)
+        else:
+            for group in {one.uid: one for one in changed_groups[self._seen :]}.values():
+                line = self._whole.setdefault(group.queue, [])
+                if (old := self._entries.pop(group.uid, None)) is not None:
+                    del line[bisect_left(line, old[0], key=_key_of)]
+                if (new := self._note(session, group)) is not None:
+                    insort(line, new, key=_key_of)
+        self._seen = len(changed_groups)
+
+    def _note(self, session: Session, group: GroupState) -> Entry | None:
+        """Note what a group is now; return its entry among the whole groups, if it has one."""
+        uid, elastic = group.uid, self._elastic.setdefault(group.queue, {})
+        elastic.pop(uid, None)
+        self._stopping.pop(uid, None)
+        on_nodes = [pod for pod in group.live_pods.values() if pod.status.phase in ON_NODE]
+        pods = tuple(pod for pod in on_nodes if not pod.status.terminating)
+        if len(pods) < len(on_nodes):
+            self._stopping[uid] = group
+        before = session.effects.before.get(uid)
+        if (
+            uid not in session.ledger.holding.get(group.queue, ())
+            or group.phase in TERMINAL
+            or (before is not None and _has_just_begun(group, before[0]))
+        ):
+            return None
+        if group.is_elastic:
+            elastic[uid] = group
+        if not pods and not group.reserved:
+            return None
+        found = self._entries[uid] = (victim_key(group), Victim(group, pods, whole=True))
+        return found
+
+
+def _is_pledged(group: GroupState, pledged: Mapping[str, str]) -> bool:
+    """Return whether another preemptor counts on the group, and none of its pods stops yet."""
+    return group.uid in pledged or any(
+        uid in pledged and not pod.status.terminating for uid, pod in group.live_pods.items()
+    )
+
+
+def _keeps_its_victims(group: GroupState, preemptor: GroupState) -> bool:
+    """Return whether a group has victims of its own that this preemptor cannot use, since it may
+    not evict anything yet: they are being stopped already, or the group ranks before the preemptor
+    and would take them back.
+    """
+    pledge = group.status.pledge
+    return pledge.stands and (pledge.expires is not None or rank_of(group) < rank_of(preemptor))
+
+
 class Pool:
     """The victims of some queues, in order; owned by one search."""
 
@@ -401,77 +457,77 @@ class Pool:
         self._preemptor = preemptor
         self._terms = terms
         self._queues = [name for name in queues if session.ledger.holding.get(name)]
+        self._holders = session.get(HOLDERS)
         #: Queue -> its share, valid until its holding changes.
         self._shares: dict[str, Share] = {}
 
     def extras(self, ask: Ask) -> Iterator[Victim]:
         """Yield pods beyond minMember, one at a time."""
-        yield from self._in_order(self._sorted(self._extras_of), ask)
+        lines = {name: sorted(self._extras_of(name), key=_key_of) for name in self._queues}
+        yield from self._in_order(lines, ask)
 
     def groups(self, ask: Ask) -> Iterator[Victim]:
         """Yield whole groups."""
-        yield from self._in_order(self._sorted(self._whole_groups_of), ask)
+        lines = {
+            name: list(self._holders.whole_groups(self._session, name)) for name in self._queues
+        }
+        yield from self._in_order(lines, ask, self._refused_groups())
 
     def by_node(self) -> dict[str, list[Victim]]:
         """Return the victims with pods on each node: single pods first, then whole groups, in the
         order of one queue. Groups that have victims of their own are left out.
         """
         found: dict[str, list[Entry]] = {}
-        for entries_of in (self._extras_of, self._whole_groups_of):
-            for name in self._queues:
-                for key, victim in entries_of(name):
-                    if victim.group.status.pledge.stands:
-                        continue
-                    if self._has_just_started(victim):
-                        self._session.victims.spares_the_new = True
-                        continue
-                    for node in {pod.status.node for pod in victim.pods}:
-                        found.setdefault(node, []).append(((victim.whole, *key), victim))
+        is_refused = self._refused_groups()
+        for name in self._queues:
+            whole = self._holders.whole_groups(self._session, name)
+            for key, victim in (
+                *self._extras_of(name),
+                *(entry for entry in whole if not is_refused(entry[1].group)),
+            ):
+                if victim.group.status.pledge.stands:
+                    continue
+                if self._has_just_started(victim):
+                    self._session.victims.spares_the_new = True
+                    continue
+                for node in {pod.status.node for pod in victim.pods}:
+                    found.setdefault(node, []).append(((victim.whole, *key), victim))
         return {
             node: [victim for _, victim in sorted(entries, key=_key_of)]
             for node, entries in found.items()
         }
 
-    def _sorted(self, entries_of: Callable[[str], list[Entry]]) -> dict[str, list[Entry]]:
-        """Return the entries of each queue that has any, in order."""
-        found = {name: sorted(entries_of(name), key=_key_of) for name in self._queues}
-        return {name: entries for name, entries in found.items() if entries}
-
     def _extras_of(self, queue: str) -> list[Entry]:
+        served = self._session.get(DECIDED).served(self._session)
         return [
             (key, Victim(group, (pod,), whole=False))
-            for group in self._groups(queue)
-            if group.is_elastic
+            for group in self._holders.elastic_groups(self._session, queue)
+            if group is not self._preemptor and group.uid not in served
             for key, pod in _in_turn(group, stoppable(self._session, group))
             if self._terms.may_take_pod(pod)
         ]
 
-    def _whole_groups_of(self, queue: str) -> list[Entry]:
-        return [
-            (victim_key(group), Victim(group, tuple(stoppable(self._session, group)), whole=True))
-            for group in self._groups(queue)
-            if self._terms.may_take_group(group)
-            and not self._is_pledged(group)
-            and not self._keeps_its_victims(group)
-        ]
-
-    def _groups(self, queue: str) -> list[GroupState]:
-        """Return the groups of the queue that hold something and have not been decided about.
+    def _refused_groups(self) -> Callable[[GroupState], bool]:
+        """Return the test for whole groups that are no victims of this preemptor, by the pledges
+        that stand now: a search that ends some of them tries their victims in its next round.
 
         A group that others were evicted for in this session is not evicted in the same session.
         """
-        former = self._session.effects.before
-        served = self._session.get(DECIDED).served(self._session)
-        return [
-            group
-            for group in self._session.ledger.holding[queue].values()
-            if group is not self._preemptor
-            and group.uid not in served
-            and group.phase not in TERMINAL
-            # Groups admitted by this session are undone, not evicted; a group that has just
-            # received what was pledged to it is left alone for this session.
-            and not (group.uid in former and _has_just_begun(group, former[group.uid][0]))
-        ]
+        session, preemptor, terms = self._session, self._preemptor, self._terms
+        served = session.get(DECIDED).served(session)
+        pledged = dict(session.victims.pledged)
+        waits_for_checks = holds_off(session, preemptor)
+
+        def is_refused(group: GroupState) -> bool:
+            return (
+                group is preemptor
+                or group.uid in served
+                or not terms.may_take_group(group)
+                or (bool(pledged) and _is_pledged(group, pledged))
+                or (waits_for_checks and _keeps_its_victims(group, preemptor))
+            )
+
+        return is_refused
 
     def _has_just_started(self, victim: Victim) -> bool:
         """Return whether an earlier session has bound any of its pods at this very instant."""
@@ -482,28 +538,16 @@ class Pool:
             for pod in victim.pods
         )
 
-    def _is_pledged(self, group: GroupState) -> bool:
-        """Return whether another preemptor counts on the group, and none of its pods stops yet."""
-        pledged = self._session.victims.pledged
-        return group.uid in pledged or any(
-            pod.metadata.uid in pledged and not pod.status.terminating
-            for pod in group.live_pods.values()
-        )
-
-    def _keeps_its_victims(self, group: GroupState) -> bool:
-        """Return whether a group has victims of its own that this preemptor cannot use, since it
-        may not evict anything yet: they are being stopped already, or the group ranks before the
-        preemptor and would take them back.
-        """
-        pledge = group.status.pledge
-        if not pledge.stands or not holds_off(self._session, self._preemptor):
-            return False
-        return pledge.expires is not None or rank_of(group) < rank_of(self._preemptor)
-
-    def _in_order(self, lines: dict[str, list[Entry]], ask: Ask) -> Iterator[Victim]:
+    def _in_order(
+        self,
+        lines: dict[str, list[Entry]],
+        ask: Ask,
+        is_refused: Callable[[GroupState], bool] = lambda _: False,
+    ) -> Iterator[Victim]:
         """Yield the victims that may be taken when their turn comes: lowest priority first, then
         from the queue with the largest share, in the order of its line.
         """
+        lines = {name: line for name, line in lines.items() if line}
         below = self._by_ancestor(lines)
         turns: dict[str, Turn] = {}
         heap: list[Turn] = []
@@ -512,8 +556,11 @@ class Pool:
             line.reverse()
 
         def stand(name: str) -> None:
-            if lines[name]:
-                turns[name] = turn = self._turn(name, lines[name][-1])
+            line = lines[name]
+            while line and is_refused(line[-1][1].group):
+                line.pop()
+            if line:
+                turns[name] = turn = self._turn(name, line[-1])
                 heapq.heappush(heap, turn)
 
         for name in lines:
@@ -577,10 +624,13 @@ class Needs(NamedTuple):
 
 
 class Staying(NamedTuple):
-    """What stays on each node and in each scope, whichever victims are taken."""
+    """What stays on each node and in each scope, whichever victims are taken, and the uids of the
+    groups whose charge the scopes contain.
+    """
 
     on_nodes: Mapping[str, Amounts]
     in_scopes: Mapping[str, Amounts]
+    charged: Collection[str]
 
 
 class UpperBound:
@@ -630,9 +680,10 @@ class UpperBound:
     def _is_within_limits(
         self, session: Session, preemptor: GroupState, key: tuple[Any, ...], asked: Amounts
     ) -> bool:
-        in_scopes = self._staying[key].in_scopes
+        _, in_scopes, charged = self._staying[key]
+        own = session.ledger.charged(preemptor) if preemptor.uid in charged else {}
         return all(
-            in_scopes.get(scope, {}).get(name, 0) + need <= limit
+            in_scopes.get(scope, {}).get(name, 0) - own.get(name, 0) + need <= limit
             for scope, name, need, limit in session.ledger.limited(preemptor.scopes, asked)
         )
 
@@ -653,17 +704,17 @@ class UpperBound:
         pledged, ledger = session.victims.pledged, session.ledger
         on_nodes: dict[str, dict[str, int]] = {}
         in_scopes: dict[tuple[str, ...], dict[str, int]] = {}
+        charged: set[str] = set()
         for groups in ledger.holding.values():
             self._visits += len(groups)
             for group in groups.values():
                 # What the session itself has begun can be undone.
                 if group.uid in session.effects.before or (
                     (group.queue in queues or (takes_over and group.uid in pledged))
-                    and group is not preemptor
                     and not _is_always_refused(session, preemptor, group)
                 ):
                     continue
-                counts = group is not preemptor and not group.status.pledge.stands
+                counts = not group.status.pledge.stands
                 for uid, pod in group.live_pods.items():
                     if pod.status.phase not in ON_NODE:
                         continue
@@ -673,12 +724,13 @@ class UpperBound:
                     node = on_nodes.setdefault(pod.status.node, {})
                     add_to(node, of_pod(pod.spec.requests))
                 if counts:
+                    charged.add(group.uid)
                     add_to(in_scopes.setdefault(group.scopes, {}), ledger.charged(group))
         by_scope: dict[str, dict[str, int]] = {}
         for scopes, amounts in in_scopes.items():
             for scope in scopes:
                 add_to(by_scope.setdefault(scope, {}), amounts)
-        return Staying(on_nodes, by_scope)
+        return Staying(on_nodes, by_scope, charged)
 
 
 def _places_beside(whole: Amounts, staying: Amounts, requests: Amounts) -> int:
@@ -738,8 +790,8 @@ def share_path(
 
 #: What the current action found when it began.
 AT_ACTION_START = StateKey("at action start", lambda _: AtActionStart())
-#: The groups with pods that are being stopped, in a session.
-STOPPING = StateKey("stopping", lambda _: Stopping())
+#: The groups that hold something, in a session.
+HOLDERS = StateKey("holders", lambda _: Holders())
 #: Upper bounds on what preemptors could have, in a session.
 UPPER_BOUND = StateKey("upper bound", lambda _: UpperBound(), ends_with_session=True)
 #: The groups that a session has decided about together with others.

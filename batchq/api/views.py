@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
@@ -604,6 +604,7 @@ class Tally(Struct, frozen=True, kw_only=True):
 
 
 Goal: TypeAlias = Literal["finished", "succeeded", "running", "admitted"]
+GOALS: tuple[Goal, ...] = get_args(Goal)
 
 
 class Result(Struct, frozen=True, kw_only=True, rename={"key": "name", "exit_code": "exitCode"}):

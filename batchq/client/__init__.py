@@ -621,8 +621,8 @@ class Client:
         """Wait until every group (a list, or one) has reached a goal; return the results in order.
 
         The goals: `finished` (the group and its processes have ended), `succeeded` (the wait ends
-        early if one group can no longer succeed), `running`, `admitted`.
-        Raises NotFound (also if a group is deleted during the wait) and WaitTimedOut.
+        early if one group can no longer succeed), `running`, `admitted`. Raises InvalidInput for
+        another, NotFound (also if a group is deleted during the wait) and WaitTimedOut.
         """
         keys = keys_named(groups, namespace)
         with self.patiently(timeout_s):

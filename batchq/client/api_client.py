@@ -509,6 +509,9 @@ class ApiClient(Client):
         return found
 
     def _wait(self, keys: Sequence[str], goal: Goal, timeout_s: float | None) -> Sequence[Result]:
+        from batchq.client.watch import check_goal
+
+        check_goal(goal)
         deadline = None if timeout_s is None else monotonic() + timeout_s
         return self._settled(keys, goal, deadline, timeout_s or 0.0)
 

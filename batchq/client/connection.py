@@ -8,6 +8,7 @@ import pwd
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isnan
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
@@ -95,8 +96,11 @@ def patience_of(tell: Callable[[str], None], timeout_s: float | None) -> Patienc
 
 
 def checked_seconds(timeout_s: float | None) -> float | None:
-    """Return `timeout_s`. Raises InvalidInput if an unchecked caller passed another type."""
-    if timeout_s is None or isinstance(timeout_s, int | float):
+    """Return `timeout_s`. Raises InvalidInput if an unchecked caller passed another type, or NaN,
+    which no time is ever later than.
+    """
+    given: object = timeout_s
+    if timeout_s is None or (isinstance(given, int | float) and not isnan(given)):
         return timeout_s
     raise InvalidInput(
         f"timeout_s: expected a number of seconds or None, found {timeout_s!r}",

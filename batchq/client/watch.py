@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, cast
 from msgspec import structs
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.notation import counted, describe_age
+from batchq.api.notation import counted, describe_age, shown
 from batchq.api.objects import KINDS, NAMESPACED, Object, Pod, PodGroup, key_of, uid_of_pod
 from batchq.api.reasons import Explanation
 from batchq.api.transaction import Event
 from batchq.api.views import (
     GATED,
+    GOALS,
     NO_LEADER,
     WHOLE_UP_TO,
     Goal,
@@ -40,7 +41,7 @@ from batchq.api.views import (
 from batchq.client.changes.object_writes import find
 from batchq.client.connection import has_no_leader, with_heartbeats
 from batchq.client.request import class_of
-from batchq.errors import NotFound, StoreUnavailable, WaitTimedOut
+from batchq.errors import InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
 from batchq.store.memory import EVENTS_KEPT, ObjectTable
 from batchq.store.records import Entry, entries_after, field_of_key, key_of_field
 
@@ -237,15 +238,24 @@ def _change(kind: str, key: str, revision: int, value: Object | None) -> Change:
 _LOOK_EVERY_MS = 5_000
 
 
+def check_goal(goal: object) -> None:
+    """Raise InvalidInput if an unchecked caller passed another goal: no group would be waited for
+    until its end.
+    """
+    if goal not in GOALS:
+        raise InvalidInput(f"for_: expected one of {', '.join(GOALS)}, found {shown(goal)}")
+
+
 def wait_for(
     store: RedisStore, keys: Sequence[str], goal: Goal, timeout_s: float | None
 ) -> list[Result]:
     """Wait until all groups are settled; return the results in the order of `keys`.
 
     For `succeeded`, return as soon as one group can no longer succeed.
-    Raises NotFound (also for a group that is deleted during the wait), WaitTimedOut (also if the
-    server is away at the timeout), StoreUnavailable.
+    Raises InvalidInput for another goal, NotFound (also for a group that is deleted during the
+    wait), WaitTimedOut (also if the server is away at the timeout), StoreUnavailable.
     """
+    check_goal(goal)
     deadline = None if timeout_s is None else monotonic() + timeout_s
     try:
         return _settled(store, keys, goal, deadline, timeout_s or 0)

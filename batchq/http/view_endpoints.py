@@ -16,7 +16,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct, structs
@@ -33,9 +33,9 @@ from batchq.api.reasons import Waiting
 from batchq.api.resources import Amounts, units_per_whole
 from batchq.api.transaction import POD_GROUPS, Event
 from batchq.api.views import (
+    GOALS,
     NO_LEADER,
     WHOLE_UP_TO,
-    Goal,
     GroupView,
     QueueView,
     recent,
@@ -55,7 +55,6 @@ from batchq.http.group_endpoints import (
 from batchq.http.object_endpoints import TARGETS
 from batchq.http.problems import bad_request, forbidden
 
-GOALS: Sequence[Goal] = ("finished", "succeeded", "running", "admitted")
 LONGEST_WAIT_S = 30
 MOST_EVENTS = 10_000
 #: How often a waiting caller looks, though no change of its groups was noticed: pods may end later.
@@ -317,7 +316,7 @@ def group_outcome(call: ApiCall) -> ApiAnswer:
     goal = call.text("for") or GOALS[0]
     if goal not in GOALS:
         raise bad_request(f"for: expected one of {', '.join(GOALS)}, found {goal[:80]!r}")
-    state = call.delegate.wait_state(key_of(group), cast("Goal", goal))
+    state = call.delegate.wait_state(key_of(group), goal)
     if call.tier_of(group) is Tier.FACTS:
         result = structs.replace(state.result, message="")
         state = structs.replace(state, result=result)

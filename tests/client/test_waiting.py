@@ -306,3 +306,20 @@ def test_a_timeout_below_a_second_is_stated_in_milliseconds(stage: Stage) -> Non
     stage.client.submit(command=["true"], name="x")
     with pytest.raises(WaitTimedOut, match="PodGroup default/x is Pending after 100ms"):
         stage.client.wait("x", timeout_s=0.1)
+
+
+@pytest.mark.parametrize("goal", ["completed", "Finished", "", None])
+def test_an_unknown_goal_is_refused_and_never_counts_as_reached(stage: Stage, goal: str) -> None:
+    stage.client.submit(command=["true"], name="x")
+    with pytest.raises(InvalidInput) as caught:
+        stage.client.wait("x", for_=goal, timeout_s=0)  # type: ignore[arg-type]
+    found = "nothing" if goal is None else repr(goal)
+    assert str(caught.value) == (
+        f"for_: expected one of finished, succeeded, running, admitted, found {found}"
+    )
+
+
+def test_a_timeout_that_is_no_number_is_refused(stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="x")
+    with pytest.raises(InvalidInput, match="timeout_s: expected a number of seconds or None"):
+        stage.client.wait("x", timeout_s=float("nan"))

@@ -336,3 +336,10 @@ def test_a_log_whose_stream_ends_with_a_problem_raises_that_problem(
         client._session = EndingSession(credentials)
         with pytest.raises(StoreUnavailable, match="the server is away"):
             list(client._lines("/v1/groups"))
+
+
+def test_an_unknown_goal_of_a_wait_is_refused(client: ApiClient, stage: Stage) -> None:
+    stage.client.submit(command=["true"], name="train")
+    for goal in ("completed", None):
+        with pytest.raises(InvalidInput, match="for_: expected one of finished, succeeded"):
+            client.wait("train", for_=goal, timeout_s=0)  # type: ignore[arg-type]

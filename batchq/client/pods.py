@@ -49,8 +49,9 @@ from batchq.api.objects import (
     group_key_of,
     uid_of_pod,
 )
+from batchq.api.reasons import Finish
 from batchq.api.transaction import Event, Transaction, count_of
-from batchq.api.views import LogLine
+from batchq.api.views import LogLine, Result
 from batchq.client.changes.object_writes import find, name_hint
 from batchq.client.watch import Watch, pods_of, wait_for
 from batchq.errors import (
@@ -332,11 +333,11 @@ def read_results(
 ) -> dict[str, Any]:
     """Return what each pod of a group returned, by name; see `Client.results`."""
     check_calls(find(store, PodGroup, key))
-    wait_for(store, [key], "finished", timeout_s)
+    [end] = wait_for(store, [key], "finished", timeout_s)
     group = find(store, PodGroup, key)
     pods = pods_of(store, group)
     if not partial:
-        _refuse_unfinished(group, key, pods)
+        _refuse_unfinished(end, pods)
     results: dict[str, Any] = {}
     for pod in _pods_with_result(group, pods):
         status = pod.status
@@ -391,23 +392,27 @@ def check_calls(group: Object) -> None:
         )
 
 
-def _refuse_unfinished(group: PodGroup, key: str, pods: list[Pod]) -> None:
-    hint = f"read its pods' output with `batchq logs {key}`"
-    if group.status.phase == PodGroupPhase.CANCELLED:
-        raise GroupCancelled(f"PodGroup {key} was cancelled", hint=hint)
-    if group.status.phase == PodGroupPhase.FAILED:
-        raise GroupFailed(f"PodGroup {key} has failed{_why(group, pods)}", hint=hint)
+def _refuse_unfinished(end: Result, pods: list[Pod]) -> None:
+    hint = f"read its pods' output with `batchq logs {end.key}`"
+    if not pods:
+        hint = f"none of its pods has started; `batchq describe {end.key}` shows its history"
+    if end.phase == PodGroupPhase.CANCELLED:
+        why = f": {end.message}" if end.message else ""
+        raise GroupCancelled(f"PodGroup {end.key} was cancelled{why}", hint=hint)
+    if end.phase == PodGroupPhase.FAILED:
+        raise GroupFailed(f"PodGroup {end.key} has failed{_why(end, pods)}", hint=hint)
 
 
-def _why(group: PodGroup, pods: list[Pod]) -> str:
+def _why(end: Result, pods: list[Pod]) -> str:
     """Return the message of the first pod that failed for good, or the group's own reason."""
     failed = [pod for pod in pods if pod.status.phase == PodPhase.FAILED]
-    if failed:
+    # A pod that exceeded its walltime was killed, and its message says no more than that.
+    if failed and end.reason != Finish.WALLTIME_EXCEEDED:
         first = min(failed, key=lambda pod: (pod.status.finished_at or 0, pod.metadata.uid))
         message = first.status.message or first.status.reason
         return f": Pod {first.metadata.name}: {message}"
-    finished = next((one for one in group.status.conditions if one.type == "Finished"), None)
-    return f": {finished.message or finished.reason}" if finished else ""
+    why = end.message or end.reason
+    return f": {why}" if why else ""
 
 
 def _pods_with_result(group: PodGroup, pods: list[Pod]) -> Iterator[Pod]:

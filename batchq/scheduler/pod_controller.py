@@ -746,6 +746,8 @@ class GroupProgress(Struct, frozen=True):
 
 def _how_it_failed(pod: Pod) -> str:
     status = pod.status
+    if status.reason == Finish.WALLTIME_EXCEEDED:
+        return "exceeded its walltime"
     if status.signal is not None and status.message.startswith("killed by signal "):
         return f"was {status.message}"
     how = (

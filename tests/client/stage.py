@@ -79,6 +79,21 @@ class Stage:
             )
         self.turn()
 
+    def exceed_walltime(self, group: str) -> None:
+        """End the running pods of a group as a node does at their walltime."""
+        for pod in self._pods(group, PodPhase.RUNNING):
+            self._write(
+                pod,
+                phase=PodPhase.FAILED,
+                reason="WalltimeExceeded",
+                exit_code=143,
+                signal=15,
+                failures=1,
+                message="killed by signal 15 (SIGTERM)",
+                finished_at=self.store.now_ms(),
+            )
+        self.turn()
+
     def run(self, group: str, exit_code: int = 0) -> None:
         """Run a group from submission to its end."""
         self.turn()

@@ -270,6 +270,49 @@ def test_a_cancelled_group_has_no_result(stage: Stage) -> None:
     assert caught.value.message == "PodGroup default/sum was cancelled"
 
 
+def test_a_missing_result_names_the_reason_of_the_cancel(stage: Stage) -> None:
+    stage.client.submit(calls.add, name="sum")
+    stage.client.cancel("sum", reason="the wrong day")
+    with pytest.raises(GroupCancelled) as caught:
+        stage.client.result("sum", timeout_s=SOON_S)
+    assert caught.value.message == "PodGroup default/sum was cancelled: the wrong day"
+    assert caught.value.hint == (
+        "none of its pods has started; `batchq describe default/sum` shows its history"
+    )
+
+
+def test_a_missing_result_names_the_walltime_that_was_exceeded(stage: Stage) -> None:
+    """Not the signal by which the pod was ended then."""
+    stage.client.submit(calls.add, name="sums", walltime="2s", array=1)
+    stage.turn()
+    stage.start("sums")
+    stage.exceed_walltime("sums")
+    with pytest.raises(GroupFailed) as caught:
+        stage.client.results("sums", timeout_s=SOON_S)
+    assert caught.value.message == (
+        "PodGroup default/sums has failed:"
+        " 1 of 1 pods failed; the first, sums-main-0, exceeded its walltime"
+    )
+    assert caught.value.hint == "read its pods' output with `batchq logs default/sums`"
+
+
+def test_the_missing_result_of_a_group_that_never_started_points_to_its_history(
+    stage: Stage,
+) -> None:
+    stage.client.submit(calls.add, name="extract")
+    stage.client.submit(calls.add, name="load", after=["extract"])
+    stage.client.cancel("extract")
+    stage.turn()
+    with pytest.raises(GroupFailed) as caught:
+        stage.client.result("load", timeout_s=SOON_S)
+    assert caught.value.message == (
+        "PodGroup default/load has failed: waits for extract to complete, which is impossible now"
+    )
+    assert caught.value.hint == (
+        "none of its pods has started; `batchq describe default/load` shows its history"
+    )
+
+
 def test_a_result_waits_for_a_running_group(stage: Stage) -> None:
     stage.client.submit(calls.add, name="sum")
     with pytest.raises(WaitTimedOut):

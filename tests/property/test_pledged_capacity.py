@@ -54,7 +54,7 @@ def test_incremental_sums_equal_the_sums_of_all_pledges(
         assert session.get(PLEDGED_CAPACITY).with_more_than_they_need(session) == moving
         stopping = {group.uid for group in session.busy() if _stops(group)}
         holders, anew = session.get(HOLDERS), Holders()
-        assert {group.uid for group in holders.stopping_groups(session)} == stopping
+        assert {stops[0][2].uid for stops in holders.stops(session)} == stopping
         for queue in session.queues:
             whole = list(anew.whole_groups(session, queue))
             assert list(holders.whole_groups(session, queue)) == whole

@@ -11,6 +11,7 @@ import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
@@ -132,16 +133,6 @@ def outranked_by(
     ]
 
 
-def pledged_below(session: Session, preemptor: GroupState, terms: SearchTerms) -> Amounts:
-    """Return what pledged preemptors behind this one add to the sum of its queue."""
-    scope = queue_scope(preemptor.queue)
-    return total(
-        session.ledger.counts_for(other, scope)
-        for other in outranked_by(session, preemptor, terms)
-        if other.queue == preemptor.queue
-    )
-
-
 def pledged_in(session: Session, queue: str) -> Amounts:
     """Return what a queue's preemptors with a pledge add to its sum."""
     scope = queue_scope(queue)
@@ -186,6 +177,9 @@ def stopping_and_running(session: Session, pledge: Pledge) -> tuple[list[Victim]
 Ask = Callable[[Victim], bool]
 #: A victim's unique sort key, and the victim.
 Entry = tuple[tuple[Any, ...], Victim]
+_key_of = itemgetter(0)
+#: A pod that is being stopped: when it ends (ms), its uid, its group, and the pod.
+Stop = tuple[int, str, GroupState, Pod]
 
 
 class Turn(NamedTuple):
@@ -286,16 +280,14 @@ def ending(session: Session) -> list[tuple[GroupState, Pod]]:
 
     Pods of a preemptor are left out, because the ledger counts them as its own reservation.
     """
+    pledged = session.victims.pledged
     found = [
-        (_ends_at(pod), pod.metadata.uid, group, pod)
-        for group in session.get(HOLDERS).stopping_groups(session)
-        if not group.status.pledge.stands
-        for pod in group.live_pods.values()
-        if pod.status.terminating
-        and pod.status.phase in ON_NODE
-        and pod.metadata.uid not in session.victims.pledged
+        stop
+        for stops in session.get(HOLDERS).stops(session)
+        for stop in stops
+        if stop[1] not in pledged and not stop[2].status.pledge.stands
     ]
-    found.sort(key=lambda item: item[:2])
+    found.sort(key=lambda stop: stop[:2])
     return [(group, pod) for _, _, group, pod in found]
 
 
@@ -353,10 +345,6 @@ def _has_just_begun(group: GroupState, before: PodGroupStatus) -> bool:
     return before.phase == PodGroupPhase.PENDING and (group.phase != before.phase or has_reserved)
 
 
-def _key_of(entry: Entry) -> tuple[Any, ...]:
-    return entry[0]
-
-
 class Holders:
     """The groups that hold something, as a search for victims needs them.
 
@@ -365,16 +353,16 @@ class Holders:
     """
 
     def __init__(self) -> None:
-        self._stopping: dict[str, GroupState] = {}
+        self._stops: dict[str, list[Stop]] = {}
         self._whole: dict[str, list[Entry]] = {}
         self._entries: dict[str, Entry] = {}
         self._elastic: dict[str, dict[str, GroupState]] = {}
         self._seen = -1
 
-    def stopping_groups(self, session: Session) -> Collection[GroupState]:
-        """Return the groups with pods that are being stopped and still hold a node, unordered."""
+    def stops(self, session: Session) -> Collection[Sequence[Stop]]:
+        """Return the pods of each group that are being stopped and hold a node, unordered."""
         self._follow(session)
-        return self._stopping.values()
+        return self._stops.values()
 
     def whole_groups(self, session: Session, queue: str) -> Sequence[Entry]:
         """Return the candidates of a queue, in the order of their eviction, with those of their
@@ -407,11 +395,15 @@ class Holders:
         """Note what a group is now; return its entry among the whole groups, if it has one."""
         uid, elastic = group.uid, self._elastic.setdefault(group.queue, {})
         elastic.pop(uid, None)
-        self._stopping.pop(uid, None)
+        self._stops.pop(uid, None)
         on_nodes = [pod for pod in group.live_pods.values() if pod.status.phase in ON_NODE]
         pods = tuple(pod for pod in on_nodes if not pod.status.terminating)
         if len(pods) < len(on_nodes):
-            self._stopping[uid] = group
+            self._stops[uid] = [
+                (_ends_at(pod), pod.metadata.uid, group, pod)
+                for pod in on_nodes
+                if pod.status.terminating
+            ]
         before = session.effects.before.get(uid)
         if (
             uid not in session.ledger.holding.get(group.queue, ())
@@ -639,8 +631,9 @@ class UpperBound:
     victims, which taking all of them on trial, one by one, would only confirm.
 
     The answers are valid until the session changes. Counting what stays visits each group that
-    holds anything: `_FREE_VISITS` of them in a session, and then `_VISITS_A_TRIAL` for each victim
-    that a failed search has tried, so that the bound costs no more than the searches that it saves.
+    holds anything. Visits that leave out no search are limited, so that the bound costs no more
+    than the searches that it saves: `_FREE_VISITS` of them in a session, and then `_VISITS_A_TRIAL`
+    for each victim that a failed search has tried.
     """
 
     def __init__(self) -> None:
@@ -648,8 +641,8 @@ class UpperBound:
         self.failed_trials = 0
         self._visits = 0
         self._seen = (-1, -1, -1)
-        #: By the queues of the victims, the preemptor's queue and priority, and whether it may take
-        #: over the victims of others.
+        #: By the queues of the victims, whether those of others may be taken over, and the queue
+        #: and priority of the preemptor that votes on victims, if one does.
         self._staying: dict[tuple[Any, ...], Staying] = {}
         #: By the same and a shape: its places on all nodes.
         self._places: dict[tuple[Any, ...], int] = {}
@@ -665,27 +658,31 @@ class UpperBound:
         )
         if seen != self._seen:
             self._seen, self._staying, self._places = seen, {}, {}
-        takes_over = bool(outranked_by(session, preemptor))
-        key = (tuple(queues), preemptor.queue, preemptor.priority, takes_over)
-        if key not in self._staying:
-            if self._visits > _FREE_VISITS + self.failed_trials * _VISITS_A_TRIAL:
-                return True
-            self._staying[key] = self._what_stays(
-                session, preemptor, frozenset(queues), takes_over=takes_over
-            )
-        return self._is_within_limits(session, preemptor, key, needs.amounts) and all(
-            self._places_for(session, key, shape) >= count for shape, count in needs.gang
-        )
+        takes_over, former = bool(outranked_by(session, preemptor)), self._visits
+        # Without the votes on each group, one count serves the preemptors of all queues.
+        for voter in (None, preemptor):
+            key = (tuple(queues), takes_over, voter and (voter.queue, voter.priority))
+            if key not in self._staying:
+                if self._visits > _FREE_VISITS + self.failed_trials * _VISITS_A_TRIAL:
+                    return True
+                self._staying[key] = self._what_stays(
+                    session, voter, frozenset(queues), takes_over=takes_over
+                )
+            if not self._may_fit(session, preemptor, key, needs):
+                # The search that is left out would have cost more.
+                self._visits = former
+                return False
+        return True
 
-    def _is_within_limits(
-        self, session: Session, preemptor: GroupState, key: tuple[Any, ...], asked: Amounts
+    def _may_fit(
+        self, session: Session, preemptor: GroupState, key: tuple[Any, ...], needs: Needs
     ) -> bool:
         _, in_scopes, charged = self._staying[key]
         own = session.ledger.charged(preemptor) if preemptor.uid in charged else {}
         return all(
             in_scopes.get(scope, {}).get(name, 0) - own.get(name, 0) + need <= limit
-            for scope, name, need, limit in session.ledger.limited(preemptor.scopes, asked)
-        )
+            for scope, name, need, limit in session.ledger.limited(preemptor.scopes, needs.amounts)
+        ) and all(self._places_for(session, key, shape) >= count for shape, count in needs.gang)
 
     def _places_for(self, session: Session, key: tuple[Any, ...], shape: TaskShape) -> int:
         found = self._places.get((key, shape.shape))
@@ -698,9 +695,14 @@ class UpperBound:
         return found
 
     def _what_stays(
-        self, session: Session, preemptor: GroupState, queues: frozenset[str], *, takes_over: bool
+        self,
+        session: Session,
+        voter: GroupState | None,
+        queues: frozenset[str],
+        *,
+        takes_over: bool,
     ) -> Staying:
-        """Return what stays; with `takes_over`, victims of others may leave for this preemptor."""
+        """Return what stays; with `takes_over`, victims of others may leave, too."""
         pledged, ledger = session.victims.pledged, session.ledger
         on_nodes: dict[str, dict[str, int]] = {}
         in_scopes: dict[tuple[str, ...], dict[str, int]] = {}
@@ -711,7 +713,7 @@ class UpperBound:
                 # What the session itself has begun can be undone.
                 if group.uid in session.effects.before or (
                     (group.queue in queues or (takes_over and group.uid in pledged))
-                    and not _is_always_refused(session, preemptor, group)
+                    and not (voter and _is_always_refused(session, voter, group))
                 ):
                     continue
                 counts = not group.status.pledge.stands

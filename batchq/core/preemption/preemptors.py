@@ -35,7 +35,7 @@ from batchq.core.placement.elastic import (
 )
 from batchq.core.placement.placement import bind_until_ready, gang_of, slots_for, waits_for_its_own
 from batchq.core.placement.topology import choose_domain, domains_for, may_choose
-from batchq.core.preemption.candidates import FIRST_SEARCH, Needs, SearchTerms, pledged_below
+from batchq.core.preemption.candidates import FIRST_SEARCH, Needs, SearchTerms, outranked_by
 from batchq.core.preemption.protection import EVICTION_BUDGET, may_evict, vote
 from batchq.core.preemption.search import (
     Decision,
@@ -524,8 +524,18 @@ def may_reclaim(
     if borrows(session, group) or not ends_above(session, group.queue, need, asked):
         return True
     # Pledges of lower-ranked preemptors in the same queue may be taken over.
-    given = pledged_below(session, group, terms)
+    given = _pledged_below(session, group, terms)
     return bool(given) and not ends_above(session, group.queue, need, asked, given)
+
+
+def _pledged_below(session: Session, preemptor: GroupState, terms: SearchTerms) -> Amounts:
+    """Return what pledged preemptors behind this one add to the sum of its queue."""
+    scope = queue_scope(preemptor.queue)
+    return total(
+        session.ledger.counts_for(other, scope)
+        for other in outranked_by(session, preemptor, terms)
+        if other.queue == preemptor.queue
+    )
 
 
 def borrows(session: Session, group: GroupState) -> bool:

@@ -32,7 +32,14 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from batchq import errors
 from batchq.errors import BatchqError, InvalidInput, NotFound, StoreUnavailable, printable
-from batchq.paths import SERVER_VARIABLE, URL_VARIABLE, Home, read_private, write_private
+from batchq.paths import (
+    SERVER_VARIABLE,
+    URL_VARIABLE,
+    Home,
+    find_home,
+    read_private,
+    write_private,
+)
 
 if TYPE_CHECKING:
     import subprocess
@@ -588,6 +595,27 @@ def chosen_credentials(
         )
     token = token or _token_in(environ.get(_TOKEN_FILE_VARIABLE, ""))
     return kept._replace(token=token, expires_at="") if token else kept
+
+
+def credentials_for(address: str | None) -> ApiCredentials:
+    """Return the API at an address, with the token that commands use there; None stands for the API
+    that commands use. Raises InvalidInput.
+    """
+    environ: Mapping[str, str] = os.environ
+    if address is not None:
+        if not isinstance(address, str):
+            raise InvalidInput("the address of the API: expected text or ApiCredentials")
+        split_server(address)
+        if environ.get(SERVER_VARIABLE) != address:
+            # The token of the environment is for the API that the environment names.
+            environ = {SERVER_VARIABLE: address}
+    found = chosen_credentials(find_home(), is_redis_chosen=False, environ=environ)
+    if found is None:
+        raise InvalidInput(
+            "no API is named",
+            hint=f"pass its address, set {SERVER_VARIABLE}, or log in with `batchq login`",
+        )
+    return found
 
 
 #: How long before its end the user of a token is told.

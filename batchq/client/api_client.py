@@ -50,7 +50,7 @@ from batchq.api.views import (
     WaitState,
     Why,
 )
-from batchq.api_session import ApiCredentials, ApiSession, error_of, sealed
+from batchq.api_session import ApiCredentials, ApiSession, credentials_for, error_of, sealed
 from batchq.client import Client
 from batchq.client.api_views import (
     ApiChecks,
@@ -160,13 +160,19 @@ class ApiClient(Client):
 
     def __init__(
         self,
-        credentials: ApiCredentials,
+        api: ApiCredentials | str | None = None,
         *,
         tell: Callable[[str], None] = lambda sentence: None,
         patience_s: float | None = 0.0,
         purpose: str = "this request",
     ) -> None:
-        """Raises as `Client` does."""
+        """Use `api`, the address of an API as in BATCHQ_SERVER or its credentials; else the API
+        that commands use: that of BATCHQ_SERVER, or of `batchq login`.
+
+        With an address, the token is the one of BATCHQ_SERVER or of `batchq login` if that is the
+        same API. Raises as `Client` does, and InvalidInput if no API is named.
+        """
+        credentials = api if isinstance(api, ApiCredentials) else credentials_for(api)
         self._tell = tell
         self._purpose = purpose
         self._credentials = credentials

@@ -19,7 +19,7 @@ from batchq.api.objects import Node, Object
 from batchq.api.transaction import count_of
 from batchq.api.views import NO_LEADER, Leading, Schedulers, SchedulerSeen
 from batchq.errors import Conflict, InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
-from batchq.paths import default_url, find_home, resolve_url
+from batchq.paths import SERVER_VARIABLE, default_url, find_home, resolve_url
 from batchq.store.outage import Patience
 from batchq.store.roles import ROLES, Role, rules_of
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from batchq.core.session.snapshot import Settings
     from batchq.store.redis import RedisStore
     from batchq.store.schedulers import SchedulerEntry
+
+
+#: The addresses that `split_server` of an API session takes; a Redis server has `unix://PATH`.
+_API_ADDRESS = re.compile(r"https://|ssh://|unix:(?!//)")
 
 
 def target_of(url: str | None) -> str:
@@ -38,6 +42,12 @@ def target_of(url: str | None) -> str:
     if url is not None and not isinstance(url, str):
         kind = type(url).__name__
         raise InvalidInput(f"url: expected a URL such as redis://host:6379/0, found a {kind}")
+    if url is not None and _API_ADDRESS.match(url):
+        # The message must not repeat the address, which may contain a password.
+        raise InvalidInput(
+            "url: expected the URL of a Redis server, found the address of an HTTP API",
+            hint=f"name it with {SERVER_VARIABLE}, or in Python use batchq.ApiClient",
+        )
     home = find_home()
     target = resolve_url(url, home)
     if target == default_url(home):

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+import batchq
 from batchq.api.objects import PodGroup, Queue, key_of
-from batchq.api_session import ApiCredentials, ApiSession
+from batchq.api_session import ApiCredentials, ApiSession, credentials_for
 from batchq.client import Client
 from batchq.client.api_client import ApiClient
 from batchq.client.api_views import ApiChecks, ApiGates, ApiGroupPages, ApiOverview
@@ -343,3 +344,52 @@ def test_an_unknown_goal_of_a_wait_is_refused(client: ApiClient, stage: Stage) -
     for goal in ("completed", None):
         with pytest.raises(InvalidInput, match="for_: expected one of finished, succeeded"):
             client.wait("train", for_=goal, timeout_s=0)  # type: ignore[arg-type]
+
+
+def test_a_client_uses_the_api_of_its_environment_or_of_its_address(
+    running_api: RunningApi, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.client.submit(command=["true"], name="train")
+    address = f"unix:{running_api.socket}"
+    with ApiClient(address) as client:
+        assert [one.metadata.name for one in client.list("PodGroup")] == ["train"]
+    monkeypatch.setenv("BATCHQ_SERVER", address)
+    with batchq.ApiClient() as client:
+        assert [one.metadata.name for one in client.list("PodGroup")] == ["train"]
+
+
+def test_a_token_of_the_environment_is_not_sent_to_another_api(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BATCHQ_HOME", str(tmp_path))
+    monkeypatch.setenv("BATCHQ_SERVER", "https://hpc.example:8443")
+    monkeypatch.setenv("BATCHQ_TOKEN", "bqt_secret")
+    assert credentials_for(None).token == "bqt_secret"
+    assert credentials_for("https://hpc.example:8443").token == "bqt_secret"
+    assert credentials_for("https://other.example:8443").token == ""
+
+
+def test_a_client_without_an_api_says_how_to_name_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BATCHQ_HOME", str(tmp_path))
+    monkeypatch.delenv("BATCHQ_SERVER", raising=False)
+    with pytest.raises(InvalidInput) as caught:
+        ApiClient()
+    assert caught.value.message == "no API is named"
+    assert caught.value.hint == (
+        "pass its address, set BATCHQ_SERVER, or log in with `batchq login`"
+    )
+    for wrong in ("redis://localhost:6379/0", "", 5):
+        with pytest.raises(InvalidInput, match="the address of the API: expected"):
+            ApiClient(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("address", ["https://hpc.example:8443", "unix:/run/api.sock", "ssh://hpc"])
+def test_a_client_of_a_redis_server_points_from_an_api_to_the_other_client(address: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Client(address)
+    assert caught.value.message == (
+        "url: expected the URL of a Redis server, found the address of an HTTP API"
+    )
+    assert caught.value.hint == "name it with BATCHQ_SERVER, or in Python use batchq.ApiClient"

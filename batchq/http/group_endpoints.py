@@ -394,14 +394,19 @@ def _refused_row(error: ApiProblem | BatchqError) -> dict[str, object]:
 
 def _refuse_anothers(call: ApiCall, accepted: Accepted) -> None:
     """Raise Conflict if an equal group was there already, and is not the caller's."""
-    stored = accepted.group
-    owner = stored.status.submitted_by
+    owner = accepted.group.status.submitted_by
     if accepted.effect is Effect.UNCHANGED and owner not in call.identity.names:
-        raise Conflict(
-            f"PodGroup {key_of(stored)} exists already, and was submitted by"
-            f" {owner or 'another user'}",
-            hint="choose another name",
-        )
+        raise name_of_another(call, accepted.group)
+
+
+def name_of_another(call: ApiCall, stored: PodGroup) -> Conflict:
+    """Return the error of a submission whose name a group of another user has."""
+    key = key_of(stored)
+    owner = stored.status.submitted_by if call.knows(key) else ""
+    return Conflict(
+        f"PodGroup {key} exists already, and was submitted by {owner or 'another user'}",
+        hint="choose another name",
+    )
 
 
 def _in_namespace(data: object, namespace: str) -> dict[str, object]:

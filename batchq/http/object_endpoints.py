@@ -35,6 +35,7 @@ from batchq.http.group_endpoints import (
     LONGEST_LIST_S,
     MOST_LISTED,
     USUALLY_LISTED,
+    name_of_another,
     opened,
     reason_of,
     too_long,
@@ -246,7 +247,10 @@ def change_objects(call: ApiCall) -> ApiAnswer:
         objects = [decode(one) for one in manifests]
         change = call.client.submit_all if wanted.verb == "submit" else call.client.apply
         applied = change(
-            objects, dry_run=wanted.dry_run, keep_stop=wanted.keep_stop, permit=_permit(call)
+            objects,
+            dry_run=wanted.dry_run,
+            keep_stop=wanted.keep_stop,
+            permit=_permit(call, Verb.CREATE if is_new else Verb.UPDATE),
         )
     return ApiAnswer(document={"items": [_row(call, one) for one in applied]})
 
@@ -255,7 +259,7 @@ def _submitted_alone(call: ApiCall, manifests: Sequence[dict[str, object]]) -> A
     """Submit a single group, if it is likely to be accepted; None if it has to be planned."""
     if len(manifests) != 1 or manifests[0].get("kind") != "PodGroup":
         return None
-    group = call.client.submit_likely(manifests[0], {}, permit=_permit(call))
+    group = call.client.submit_likely(manifests[0], {}, permit=_permit(call, Verb.CREATE))
     return None if group is None else Applied(object=group, effect=Effect.CREATED)
 
 
@@ -267,7 +271,11 @@ def _check_sight(call: ApiCall, places: Sequence[tuple[str, str]]) -> None:
 
 
 def _permit(call: ApiCall, change: Verb = Verb.UPDATE) -> Permit:
-    """Return a function that refuses to create or to change what the caller may not."""
+    """Return a function that refuses to create or to change what the caller may not.
+
+    `change` is what is done to an object that exists. CREATE stands for a submission: it never
+    changes a group, and updates other objects.
+    """
 
     def permit(before: Object | None, item: Object) -> None:
         kind = kind_of(item)
@@ -278,6 +286,8 @@ def _permit(call: ApiCall, change: Verb = Verb.UPDATE) -> Permit:
             owner="" if stored is None else stored.status.submitted_by,
         )
         verb = Verb.CREATE if before is None else change
+        if verb is Verb.CREATE and before is not None and stored is None:
+            verb = Verb.UPDATE
         shown = "submit" if verb is Verb.CREATE and isinstance(item, PodGroup) else str(verb)
         decision = call.decide(target, verb)
         if not decision.allowed:
@@ -286,6 +296,8 @@ def _permit(call: ApiCall, change: Verb = Verb.UPDATE) -> Permit:
         if isinstance(item, PodGroup) and change is not Verb.DELETE:
             call.check_pod_tokens(item.spec.token)
             if stored is not None:
+                if change is Verb.CREATE and stored.status.submitted_by not in call.identity.names:
+                    raise name_of_another(call, stored)
                 call.check_hidden_parts(stored, item)
         call.allowed_by = decision.because
 

@@ -389,6 +389,33 @@ def test_a_group_that_the_api_remembers_permits_nothing_to_another_user(
     assert owners == {f"{name[0]}-{n}": name for name in ("alice", "bob") for n in range(4)}
 
 
+def test_a_submission_with_the_name_of_anothers_group_names_the_group_and_its_owner(
+    lab: Lab,
+) -> None:
+    lab.bind("user:alice", "submitter", "ml")
+    lab.bind("user:bob", "submitter", "ml")
+    lab.bind("user:vic", "viewer", "ml")
+    alice, bob, vic = lab.user("alice"), lab.user("bob"), lab.user("vic")
+    assert alice("POST", ML, manifest("nightly")).status == 201
+    group = manifest("nightly", cpu="2")
+    group["metadata"]["namespace"] = "ml"
+    request = {"verb": "submit", "objects": [group]}
+    refused = bob("POST", "/v1/requests", request)
+    assert (refused.status, refused.data["detail"], refused.data["hint"]) == (
+        409,
+        "PodGroup ml/nightly exists already, and was submitted by alice",
+        "choose another name",
+    )
+    # Only a change of the group is a question of rights, and so is any submission of a viewer.
+    assert bob("POST", "/v1/requests", {**request, "verb": "apply"}).status == 403
+    assert vic("POST", "/v1/requests", request).status == 403
+    own = alice("POST", "/v1/requests", request)
+    assert (own.status, own.data["detail"]) == (
+        409,
+        "PodGroup ml/nightly exists already and is Pending",
+    )
+
+
 def test_an_admin_grants_roles_of_the_namespace_and_sees_those_only(lab: Lab) -> None:
     lab.bind("user:ada", "admin", "ml")
     lab.bind("user:bob", "submitter", "cv")
@@ -617,6 +644,13 @@ def test_groups_of_others_in_ones_own_namespace_are_beyond_sight_too(
     assert (missing.status, missing.data["detail"]) == (404, "PodGroup ml/theirs does not exist")
     # The name of a group that does not exist is answered in the same words.
     assert alice("GET", f"{ML}/nothing").data["detail"] == "PodGroup ml/nothing does not exist"
+    # Two groups cannot have one name, but whose the other one is stays hidden.
+    for taken in (
+        alice("POST", ML, theirs),
+        alice("POST", "/v1/requests", {"verb": "submit", "objects": [theirs]}),
+    ):
+        assert taken.status == 409
+        assert "bob" not in taken.body.decode()
     why = alice("GET", f"{ML}/mine/why")
     assert why.data["podGroup"] == "ml/mine"
     assert "theirs" not in why.body.decode()

@@ -10,7 +10,8 @@ without characters that control the terminal on which it is shown.
     ├── Conflict                     8     the object is not in a state that allows this
     │   └── UnreadableRecord         8     the record stored under its name is unreadable
     ├── StoreUnavailable             9     the server does not answer, or refuses us
-    │   └── Unauthenticated          9     the HTTP API does not know the caller
+    │   ├── Unauthenticated          9     the HTTP API does not know the caller
+    │   └── Forbidden                9     the caller has no right to this there
     ├── GroupFailed                 10     the group whose results were asked for has failed
     ├── GroupCancelled              11     it was cancelled
     ├── Rejected                    12     well-formed, but a rule of the system refuses it
@@ -97,6 +98,13 @@ class StoreUnavailable(BatchqError):
 
 class Unauthenticated(StoreUnavailable):
     """The HTTP API does not know the caller: its token is wrong, or is no longer valid."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint, lasts=True)
+
+
+class Forbidden(StoreUnavailable):
+    """The HTTP API knows the caller, who has no right to this; the message names the right."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint, lasts=True)

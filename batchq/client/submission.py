@@ -31,6 +31,7 @@ from batchq.client.request_fields import Draft, Drafts, GroupManifests
 from batchq.client.requests import TRIES, wait_for_recount
 from batchq.errors import (
     BatchqError,
+    Forbidden,
     InvalidInput,
     NotFound,
     Rejected,
@@ -723,6 +724,10 @@ class ApiSubmission(Iterator[Outcome]):
                     self._sent = None
                     return found
             rows: Sequence[_Row] = self._patient(self._request(run))
+        except Forbidden as error:
+            # Only of this namespace: lines of other ones may be accepted.
+            row = _Row("refused", code="Forbidden", detail=error.message, hint=error.hint)
+            return [row] * len(run)
         finally:
             self.is_asking = False
         return rows

@@ -13,7 +13,11 @@ import pytest
 
 from batchq.api.access import Scope, Verb, Visibility, parse_binding
 from batchq.api.objects import PodGroup
+from batchq.api.views import Refused
+from batchq.api_session import ApiCredentials
 from batchq.client.access_control import Actor, Delegate
+from batchq.client.api_client import ApiClient
+from batchq.errors import Forbidden
 from batchq.http import application
 from batchq.http.application import ApiApplication
 from batchq.http.route_table import ROUTES
@@ -48,6 +52,10 @@ class Lab:
         # The token is known at once, and roles with it.
         assert caller("GET", "/v1/me").status == 200
         return caller
+
+    def client(self, name: str) -> ApiClient:
+        made = self.delegate.access.create_token(name, ROOT)
+        return ApiClient(ApiCredentials(f"unix:{self._api.socket}", token=made.text))
 
     def caller(self, token: str) -> Caller:
         return self._api.caller(token)
@@ -414,6 +422,25 @@ def test_a_submission_with_the_name_of_anothers_group_names_the_group_and_its_ow
         409,
         "PodGroup ml/nightly exists already and is Pending",
     )
+
+
+def test_requests_of_a_forbidden_namespace_are_refused_and_the_others_are_accepted(
+    lab: Lab,
+) -> None:
+    lab.bind("user:alice", "submitter", "ml")
+    requests = [
+        {"command": ["true"], "name": name, "namespace": namespace}
+        for name, namespace in (("a", "ml"), ("b", "cv"), ("c", "cv"), ("d", "ml"))
+    ]
+    with lab.client("alice") as alice:
+        outcomes = list(alice.submit_many(requests))
+        with pytest.raises(Forbidden, match="user alice may not create groups in namespace cv"):
+            alice.submit(command=["true"], namespace="cv")
+    errors = {one.place: one.error for one in outcomes if isinstance(one, Refused)}
+    assert [one.place for one in outcomes] == [0, 1, 2, 3]
+    assert list(errors) == [1, 2]
+    assert isinstance(errors[1], Forbidden)
+    assert errors[1].message.startswith("user alice may not create groups in namespace cv: ")
 
 
 def test_an_admin_grants_roles_of_the_namespace_and_sees_those_only(lab: Lab) -> None:

@@ -52,9 +52,14 @@ def target_of(url: str | None) -> str:
     target = resolve_url(url, home)
     if target == default_url(home):
         if not home.has_socket():
+            hint = "start one with `batchq up`, or name yours with --redis-url"
+            if os.environ.get("BATCHQ_POD"):
+                hint = (
+                    "in a pod, use batchq.ApiClient, and submit the pod's group with `--api-token`"
+                )
             raise StoreUnavailable(
                 "no batchq server is running on this machine",
-                hint="start one with `batchq up`, or name yours with --redis-url",
+                hint=hint,
                 # Nothing says that one is about to start here.
                 lasts=True,
             )

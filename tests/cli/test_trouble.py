@@ -99,6 +99,20 @@ def test_without_a_server_batchq_says_how_to_start_one(words: tuple[str, ...]) -
     )
 
 
+def test_in_a_pod_without_a_server_batchq_names_the_token_of_the_api(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BATCHQ_POD", "load-main-0")
+    assert run("jobs") == (
+        9,
+        "",
+        (
+            "error: no batchq server is running on this machine\n"
+            "hint: in a pod, use batchq.ApiClient, and submit the pod's group with `--api-token`\n"
+        ),
+    )
+
+
 def test_ctrl_c_reports_what_keeps_running() -> None:
     with pytest.raises(Interrupted) as caught, on_interrupt("the group goes on", hint="cancel it"):
         raise KeyboardInterrupt

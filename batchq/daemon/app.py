@@ -368,7 +368,8 @@ class LeaderTurn:
             ensure_default_queue(self._store, clock=self._clock, ids=self._ids)
             self._bootstrapped_in = epoch
         if has_looked and read_config_text(self._store) != effective.text:
-            if self._published is not None and self._published[0] == epoch:
+            # After a reload, the text on the server is still the former one.
+            if self._published == (epoch, effective.digest):
                 self.mender.has_mended(CONFIG, "is not what was published", epoch)
             self._published = None
         if has_looked or self._published != (epoch, effective.digest):

@@ -45,12 +45,12 @@ class Follower:
 
     def __init__(self, store: RedisStore) -> None:
         self.epoch: int | None = None
-        first = Reload(None).current
+        self.effective = Reload(None).current
         self.turn = app.LeaderTurn(
             store,
-            Cycle(store, first.scheduler, store, RandomIds()),
+            Cycle(store, self.effective.scheduler, store, RandomIds()),
             Nothing(),
-            effective=lambda: first,
+            effective=lambda: self.effective,
             clock=store,
             epoch=lambda: self.epoch,
             ids=CountingIds(),
@@ -109,6 +109,23 @@ def test_the_leader_announces_to_nodes_that_it_stops_pods(
     assert stopped.status.terminating
     assert [fields for _, fields in raw.xrange("{bq}:doorbell:n1")] == [{b"word": b"stops"}]
     assert raw.xlen("{bq}:doorbell:n2") == 0
+
+
+def test_a_configuration_that_was_reloaded_is_published_and_not_reported_as_damage(
+    redis_store: RedisStore, raw: redis.Redis, tmp_path: Path
+) -> None:
+    follower = Follower(redis_store)
+    follower.epoch = redis_store.lead("follower", 60_000)
+    follower.turn()
+    path = tmp_path / "scheduler.yaml"
+    path.write_text("minRuntime: 7m\n")
+    follower.effective = Reload(path).current
+    follower.turn.mender.hurry()
+    follower.turn()
+    stored = raw.get("{bq}:config")
+    assert isinstance(stored, bytes)
+    assert b"minRuntime: 7m" in stored
+    assert not [one for one in redis_store.events() if one.reason == "Mended"]
 
 
 def test_a_follower_tells_how_far_its_mirror_is(redis_store: RedisStore) -> None:

@@ -406,6 +406,48 @@ def test_victims_whose_queue_keeps_what_it_deserves_are_said_not_to_be_enough() 
     )
 
 
+def test_pods_of_an_array_whose_queue_keeps_its_guarantee_are_counted() -> None:
+    """Queue theirs keeps one cpu, so the array may not be taken whole; the two of its pods that the
+    queue gives back do not leave three cpus.
+    """
+    world = crowded(
+        a_node("n2", cpu=3),
+        a_queue("mine", deserved={"cpu": 3000}, preemption=RECLAIMS),
+        a_queue("theirs", deserved={"cpu": 4000}, guarantee={"cpu": 1000}),
+        runs=(asks("array", queue="theirs", requests={"cpu": 1}, replicas=6, min_member=1),),
+        waits=asks("b", queue="mine", requests={"cpu": 3}),
+        cpus=3,
+    )
+    [why] = spared(world, "b")["reclaim"]
+    assert why == (
+        "1 group could make way, but not enough of them before their queues hold only what they"
+        " deserve"
+    )
+
+
+def test_the_queue_whose_head_keeps_victims_from_a_group_is_named() -> None:
+    """Queue theirs borrows two cpus, which `b` would get if `head` did not wait for two."""
+    world = crowded(
+        a_queue("heads", deserved={"cpu": 2000}, strict=True),
+        a_queue("mine", deserved={"cpu": 2000}, preemption=RECLAIMS),
+        a_queue("theirs", deserved={"cpu": 2000}),
+        runs=(
+            asks("before", queue="heads", requests={"cpu": 2}, walltime=MINUTE),
+            asks("array", queue="theirs", requests={"cpu": 1}, replicas=4, min_member=1),
+        ),
+        waits=asks("head", queue="heads", requests={"cpu": 2}),
+        cpus=6,
+    )
+    world.now_ms += 1_000
+    world.add(asks("b", queue="mine", requests={"cpu": 2}, created=world.now_ms))
+    world.turn()
+    [why] = spared(world, "b")["reclaim"]
+    assert why == (
+        "1 group could make way, but part of what they would leave is reserved for the head of"
+        " heads"
+    )
+
+
 def test_victims_of_both_actions_are_not_named_if_one_action_has_none() -> None:
     world = of_three_queues(5000, asked=5)
     world.scheduler = assemble(SchedulerConfig(settings=Settings(min_runtime_ms=MINUTE)))

@@ -33,6 +33,7 @@ from batchq.core.preemption.candidates import (
     FIRST_SEARCH,
     SearchTerms,
     rank_of,
+    stoppable,
 )
 from batchq.core.preemption.evictions import carry_out, evicted_recently, exceeds_budget, forget
 from batchq.core.preemption.preemptors import (
@@ -502,11 +503,8 @@ def why_spared(
     groups = _holders(session, request.preemptor, queues)
     if not groups:
         return ["no other group holds anything there"]
-    fit = request.fit(session)
-    shortage = fit.shortage()
-    victims = [Victim(group, _stoppable(group), whole=True) for group in groups]
-    may = [victim for victim in victims if request.may_take(session, victim, shortage)]
-    spared = [victim for victim in victims if victim not in may]
+    shortage = request.fit(session).shortage()
+    may, spared = _divide(session, request, groups, shortage)
     lines = _refusals(session, point, request.preemptor, spared, shortage)
     return [*lines, *_why_not_enough(session, request, may, [list(queues)])]
 
@@ -529,10 +527,7 @@ def why_both_spared(session: Session, group: GroupState) -> list[str]:
     of_action = {PREEMPT: [queue.name], RECLAIM: others}
     may: list[Victim] = []
     for queues in of_action.values():
-        victims = (
-            Victim(one, _stoppable(one), whole=True) for one in _holders(session, group, queues)
-        )
-        taken = [victim for victim in victims if request.may_take(session, victim, shortage)]
+        taken, _ = _divide(session, request, _holders(session, group, queues), shortage)
         if not taken:
             return []
         may += taken
@@ -549,7 +544,33 @@ def _holders(session: Session, preemptor: GroupState, queues: Iterable[str]) -> 
     ]
 
 
-def _stoppable(group: GroupState) -> tuple[Pod, ...]:
+def _divide(
+    session: Session, request: PreemptionRequest, groups: Sequence[GroupState], shortage: Shortage
+) -> tuple[list[Victim], list[Victim]]:
+    """Return the victims that may be taken and those that may not: whole groups, or the pods beyond
+    minMember of a group that may not be taken whole.
+    """
+    may: list[Victim] = []
+    spared: list[Victim] = []
+    for group in groups:
+        whole = Victim(group, _on_nodes(group), whole=True)
+        if request.may_take(session, whole, shortage):
+            may.append(whole)
+            continue
+        beyond = stoppable(session, group)[group.min_member :] if group.is_elastic else []
+        taken = tuple(
+            pod
+            for pod in beyond
+            if request.may_take(session, Victim(group, (pod,), whole=False), shortage)
+        )
+        if taken:
+            may.append(Victim(group, taken, whole=False))
+        else:
+            spared.append(whole)
+    return may, spared
+
+
+def _on_nodes(group: GroupState) -> tuple[Pod, ...]:
     return tuple(
         pod
         for pod in group.live_pods.values()
@@ -602,9 +623,14 @@ def _why_not_enough(
         if exceeds_budget(session, decision):
             return [f"{could}, but {_budget(session)}"]
         return [f"{could}, and one of the next sessions will evict them"]
+    if heads := _heads_in_the_way(session, request, queues):
+        return [f"{could}, but part of what they would leave is reserved for the head of {heads}"]
     with Statement(session) as trial:
         for victim in may:
-            send_off(trial, victim)
+            if victim.whole:
+                send_off(trial, victim)
+            for pod in () if victim.whole else victim.pods:
+                trial.drop_pod(victim.group, pod.metadata.uid)
         fit = request.fit(session)
         if not fit.fits:
             lacks = f" of {', '.join(sorted(fit.lacking))}" if fit.lacking else ""
@@ -616,6 +642,18 @@ def _why_not_enough(
         return [f"{could}, but pods that are stopping already will free enough"]
     # Each of them may be taken as long as its queue holds more than it deserves, but not all.
     return [f"{could}, but not enough of them before their queues hold only what they deserve"]
+
+
+def _heads_in_the_way(session: Session, request: PreemptionRequest, queues: list[list[str]]) -> str:
+    """Return the queues whose head reservations alone keep the request from its victims, '' if it
+    would not get them without these either.
+    """
+    preemptor = request.preemptor.queue
+    names = ", ".join(name for name in session.ledger.head_reservations if name != preemptor)
+    if not names:
+        return ""
+    with session.ledger.regarding(()):
+        return names if find_victims(session, request, *queues) is not None else ""
 
 
 def _budget(session: Session) -> str:

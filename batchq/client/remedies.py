@@ -5,6 +5,7 @@ A remedy names a command to type or a number to ask for, or says that the wait e
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from msgspec import structs
@@ -41,6 +42,7 @@ from batchq.core.placement.placement import gang_of, slots_for
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.preemptors import RECLAIM, ends_above
 from batchq.core.quota.head_reservation import is_array_with_retries, length_of, still_waits
+from batchq.core.quota.limit_checks import keeps_guarantees
 from batchq.core.session.session import Session
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
@@ -301,7 +303,7 @@ def _over_quota(session: Session, group: GroupState, verdict: Verdict) -> str:
         return f"wait until another group of {verdict.subject} has ended, or have it allow more"
     if not verdict.subject:
         return ""
-    smaller, others = _at_most(group, verdict, _free(verdict)), _others(group)
+    smaller, others = _at_most(session, group, verdict, _free(verdict)), _others(group)
     if verdict.subject.startswith("the quota of"):
         raised = f"raise it: `batchq quota set {group.namespace} {verdict.resource}=…`"
         return _one_of(f"wait until {others} of namespace {group.namespace} end", smaller, raised)
@@ -336,7 +338,7 @@ def _lacks_resources(session: Session, group: GroupState, verdict: Verdict) -> s
         free = min(free, max(each, default=0) if group.min_member == 1 else sum(each))
     return _one_of(
         f"wait until {_others(group)} end",
-        _at_most(group, verdict, free),
+        _at_most(session, group, verdict, free),
         *_ways_with_nodes_away(session, group),
         _reclaiming(session, group, verdict),
         "have nodes added",
@@ -398,12 +400,26 @@ def _free(verdict: Verdict) -> int:
     return max(0, (verdict.limit or 0) - (verdict.seen or 0))
 
 
-def _at_most(group: GroupState, verdict: Verdict, free: int) -> str:
-    if free <= 0 or group.phase in ADMITTED:
+def _at_most(session: Session, group: GroupState, verdict: Verdict, free: int) -> str:
+    if group.phase in ADMITTED:
+        return ""
+    free = _beside_guarantees(session, group, verdict.resource, free)
+    if free <= 0:
         return ""
     amount = describe_quantity(verdict.resource, free)
     together = " in all" if group.min_member > 1 else ""
     return f"ask for at most {verdict.resource} {amount}{together}"
+
+
+def _beside_guarantees(session: Session, group: GroupState, resource: str, free: int) -> int:
+    """Return how much of what is free the group may have beside the guarantees of other queues."""
+    ledger = session.ledger
+    with ledger.regarding(()):
+        return bisect_left(
+            range(1, free + 1),
+            True,
+            key=lambda units: not keeps_guarantees(ledger, group, {resource: units}),
+        )
 
 
 def _waits_for_turn(session: Session, group: GroupState, verdict: Verdict) -> str:

@@ -597,6 +597,20 @@ def test_a_single_pod_is_advised_about_one_node() -> None:
     )
 
 
+def test_a_group_is_not_advised_to_ask_for_what_is_guaranteed_to_other_queues() -> None:
+    world = World(
+        a_node(cpu=8),
+        a_queue("sure", guarantee={"cpu": 2000}),
+        a_queue("mine", preemption=NEVER),
+    )
+    world.run(asks("runs", queue="mine", requests={"cpu": 3}))
+    world.add(asks("wide", queue="mine", requests={"cpu": 2}, replicas=3))
+    world.settle()
+    assert world.why("wide").reasons[0].remedy == (
+        "wait until others end, ask for at most cpu 3 in all, or have nodes added"
+    )
+
+
 def test_a_group_of_a_queue_that_got_children_must_be_submitted_again() -> None:
     world = World(a_node(cpu=1), a_queue("team"), a_queue("part", parent="team"))
     world.add(asks("waits", queue="team"))

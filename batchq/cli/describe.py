@@ -277,7 +277,7 @@ def _evictions(view: GroupView) -> str:
     lost = tables.lost_text(count.lost)
     last = f"; the last {count.last_reason} for {count.last_by}" if count.last_by else ""
     spent = f"; lost {lost}" if lost else ""
-    again = format_duration(2 * count.longest_run)
+    again = describe_age(2 * count.longest_run)
     safe = f"; safe from reclaim until it has run for {again}" if count.longest_run else ""
     return f"{whole}{counted(count.pods, 'pod')} in all{spent}{last}{safe}"
 

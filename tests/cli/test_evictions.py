@@ -181,7 +181,7 @@ def test_describe_says_why_it_was_sent_back_how_often_and_what_was_lost(
         "x",
         conditions=(evicted("Preempted", TOOK),),
         evictions=Evictions(
-            groups=2, pods=5, lost=amounts(cpu=7800, memory="16Gi"), longest_run=600_000
+            groups=2, pods=5, lost=amounts(cpu=7800, memory="16Gi"), longest_run=600_218
         ),
     )
     lines = batchq("describe", "x").lines

@@ -12,6 +12,7 @@ of that name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import takewhile
 
 from msgspec import structs
@@ -310,12 +311,13 @@ def _admit_following(
     """
     if not is_admitted(group) or group.is_elastic or group.is_external:
         return
-    if not nodes_decide(session) or growing.above(group):
+    if not nodes_decide(session):
         return
-    alike = line.following_alike()
-    if session.plugins.points["permit"]:
-        alike = list(takewhile(lambda one: not session.refusals_at("permit", one), alike))
-    places = seek_alike(session, alike) if alike else []
+    with growing.grown(group):
+        alike = line.following_alike()
+        if session.plugins.points["permit"]:
+            alike = list(takewhile(lambda one: not session.refusals_at("permit", one), alike))
+        places = seek_alike(session, alike) if alike else []
     if not places:
         return
     admitted = alike[: len(places)]
@@ -334,11 +336,7 @@ def _judge(
 
     The pods that more important groups of its queue could bind now count as bound in this test.
     """
-    above = [] if group.reserved else growing.above(group)
-    if not above:
-        return blockers(session, group) or _places_for(session, group)
-    with Statement(session) as trial:
-        growing.grow(trial, above)
+    with nullcontext() if group.reserved else growing.grown(group):
         return blockers(session, group) or _places_for(session, group)
 
 
@@ -376,8 +374,7 @@ def _start_next_pod(
     """Bind the next pod of a group that runs and holds nothing, or keep the reasons against it."""
     against = list(victim_refusals(session, group))
     if not against:
-        with Statement(session) as trial:
-            growing.grow(trial, growing.above(group))
+        with growing.grown(group), Statement(session) as trial:
             bound, _ = start_extras(trial, group, 1)
             if not bound:
                 against = _against_next_pod(session, group, shape)

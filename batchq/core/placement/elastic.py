@@ -7,10 +7,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice, takewhile
+from typing import NamedTuple
 
-from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.objects import Pod
-from batchq.api.resources import ONE_POD, PODS, Amounts, covers, minus, times
+from batchq.api.lifecycle import ON_NODE, PodGroupPhase
+from batchq.api.objects import Pod, PodGroupStatus
+from batchq.api.resources import ONE_POD, PODS, Amounts, add_to, covers, minus, of_pod, times
 from batchq.core.kept_capacity import (
     awaits_victims,
     end_pledge,
@@ -61,6 +62,14 @@ def is_drained(group: GroupState) -> bool:
     )
 
 
+class _Growth(NamedTuple):
+    """What the pods take that some groups could bind now, and what that follows from."""
+
+    follows_from: tuple[object, ...]
+    on_nodes: Mapping[str, Amounts]
+    in_scopes: Mapping[str, Amounts]
+
+
 class GrowingGroups:
     """The admitted groups that can still grow, by queue; owned by one action.
 
@@ -71,6 +80,8 @@ class GrowingGroups:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._by_queue: dict[str, list[GroupState]] = {}
+        #: Queue -> the growth that a trial has found last, if it can be counted without one.
+        self._found: dict[str, _Growth] = {}
         for group in session.unsettled() if "allocate" in session.actions else ():
             if is_admitted(group):
                 self.note(group)
@@ -80,7 +91,27 @@ class GrowingGroups:
         if group.is_elastic and not group.is_external and not group.has_all_placed:
             self._by_queue.setdefault(group.queue, []).append(group)
 
-    def above(self, group: GroupState) -> list[GroupState]:
+    @contextmanager
+    def grown(self, group: GroupState) -> Iterator[None]:
+        """While the context is open, let the pods count as bound that groups of higher priority in
+        a group's queue could bind now.
+
+        While groups are admitted, nothing is freed, so a growth stays possible that a trial has
+        found, unless others have taken what it needs. Then the next trial looks again.
+        """
+        session, above = self._session, self._above(group)
+        found = self._found.get(group.queue)
+        if not above:
+            yield
+        elif found is not None and self._still_holds(found, group.queue, above):
+            with _counted(session, found):
+                yield
+        else:
+            with Statement(session) as trial:
+                self._note_growth(trial, group.queue, above)
+                yield
+
+    def _above(self, group: GroupState) -> list[GroupState]:
         """Return the groups of higher priority in a group's queue, in queue order."""
         growing = self._by_queue.get(group.queue)
         if not growing:
@@ -88,7 +119,70 @@ class GrowingGroups:
         found = [one for one in growing if one.priority > group.priority]
         return sorted(found, key=self._session.group_key)
 
-    def grow(self, trial: Statement, groups: Iterable[GroupState]) -> None:
+    def _still_holds(self, found: _Growth, queue: str, groups: list[GroupState]) -> bool:
+        nodes, ledger = self._session.nodes.by_name, self._session.ledger
+        return (
+            found.follows_from == self._follows_from(queue, groups)
+            # What must be left to siblings changes with each admission.
+            and not ledger.unused
+            and all(
+                units <= max(0, nodes[name].free.get(resource, 0))
+                for name, amounts in found.on_nodes.items()
+                for resource, units in amounts.items()
+            )
+            and all(
+                ledger.used(scope, resource) + need <= limit
+                for scope, amounts in found.in_scopes.items()
+                for _, resource, need, limit in ledger.limited((scope,), amounts)
+            )
+        )
+
+    def _follows_from(
+        self, queue: str, groups: Iterable[GroupState]
+    ) -> tuple[object, list[str], list[tuple[GroupState, PodGroupStatus, Amounts]]]:
+        """Return what a growth depends on, besides free capacity."""
+        session = self._session
+        heads = [reservation.head for reservation in session.ledger.head_reservations.values()]
+        states = [(one, one.status, session.ledger.charged(one)) for one in groups]
+        return session.heads.strict.get(queue), heads, states
+
+    def _note_growth(self, trial: Statement, queue: str, groups: list[GroupState]) -> None:
+        """Let groups grow on a trial statement, and note what that takes, unless it depends on more
+        than free capacity.
+        """
+        session = self._session
+        ledger, nodes = session.ledger, session.nodes
+        before = {
+            one.uid: (ledger.charged(one), _on_nodes(one), nodes.kept.get(one.uid))
+            for one in groups
+        }
+        *others, states = self._follows_from(queue, groups)
+        self._grow(trial, groups)
+        growing = {one.uid for one in self._by_queue[queue]}
+        grown = [one for one in groups if one.uid in growing]
+        self._found.pop(queue, None)
+        if any(
+            one.sharing is not None or one.status.pledge.victims or one.uid in nodes.held
+            for one in grown
+        ):
+            return
+        on_nodes: dict[str, dict[str, int]] = {}
+        in_scopes: dict[str, dict[str, int]] = {}
+        for one in grown:
+            charge, pods, kept = before[one.uid]
+            for uid, pod in _on_nodes(one).items():
+                if uid not in pods:
+                    add_to(on_nodes.setdefault(pod.status.node, {}), of_pod(pod.spec.requests))
+            if kept is not None and one.uid not in nodes.kept:
+                for name, amounts in kept.by_node().items():
+                    add_to(on_nodes.setdefault(name, {}), amounts, -1)
+            for scope in one.scopes:
+                add_to(in_scopes.setdefault(scope, {}), ledger.charged(one))
+                add_to(in_scopes[scope], charge, -1)
+        follows_from = (*others, [state for state in states if state[0].uid in growing])
+        self._found[queue] = _Growth(follows_from, on_nodes, in_scopes)
+
+    def _grow(self, trial: Statement, groups: Iterable[GroupState]) -> None:
         """Bind the pods that these groups could bind now, on a trial statement that the caller
         undoes.
 
@@ -115,6 +209,26 @@ class GrowingGroups:
             if not bound:
                 # Nothing is freed while groups are admitted, so it cannot grow later either.
                 self._by_queue[group.queue].remove(group)
+
+
+@contextmanager
+def _counted(session: Session, growth: _Growth) -> Iterator[None]:
+    nodes, ledger = session.nodes, session.ledger
+    for name, amounts in growth.on_nodes.items():
+        nodes.take(nodes.by_name[name], amounts)
+    for scope, amounts in growth.in_scopes.items():
+        ledger.add(scope, amounts)
+    try:
+        yield
+    finally:
+        for scope, amounts in growth.in_scopes.items():
+            ledger.add(scope, times(amounts, -1))
+        for name, amounts in growth.on_nodes.items():
+            nodes.put_back(nodes.by_name[name], amounts)
+
+
+def _on_nodes(group: GroupState) -> dict[str, Pod]:
+    return {uid: pod for uid, pod in group.live_pods.items() if pod.status.phase in ON_NODE}
 
 
 def bind_promised(statement: Statement, group: GroupState) -> list[Pod] | None:

@@ -263,8 +263,9 @@ class LedgerView:
             self.version += 1
 
     def add(self, scope: str, amounts: Amounts) -> None:
-        """Add an amount that no group is charged for; used for planning."""
+        """Add an amount that no group is charged for; used for planning. It may be negative."""
         self._move(scope, {}, amounts)
+        self.version += 1
 
     def _owed_now(self, preemptor: GroupState, changed: GroupState) -> ByScope:
         if self._owed_to is None or not preemptor.reserved:

@@ -18,7 +18,7 @@ from batchq.worker.workhorse.process import Program
 from batchq.worker.workhorse.run_file import PodOutcome
 
 TASKS = """
-import asyncio, os, sys, threading
+import asyncio, functools, os, sys, threading
 
 SEEN = sys.stdin.read()
 
@@ -42,6 +42,8 @@ def itself(value):
     if value == "endless":
         value = []
         value.append(value)
+    if isinstance(value, int):
+        value = functools.reduce(lambda inner, _: [inner], range(value), {})
     return {1} if value == "set" else value
 
 def surrogate():
@@ -141,6 +143,7 @@ def test_a_functions_return_value_is_its_result_and_its_prints_are_its_output(fo
         ("math:sqrt", [4], "2.0"),
         ("tasks:itself", [None], "null"),
         ("tasks:itself", [[2**70, {"a": []}]], '[1180591620717411303424,{"a":[]}]'),
+        ("tasks:itself", [199], "[" * 199 + "{}" + "]" * 199),
         ("tasks:fork", [], '"parent"'),
     ],
 )
@@ -185,6 +188,15 @@ FAILURES: dict[str, tuple[str, list[Any], int, str]] = {
         ["endless"],
         65,
         "the value returned by tasks:itself is not JSON (Circular reference detected)" + NOT_JSON,
+    ),
+    "more levels than are read": (
+        "tasks:itself",
+        [200],
+        65,
+        (
+            "the value returned by tasks:itself has more than 200 levels of nesting;"
+            " return fewer, or write a file and return its path"
+        ),
     ),
     "text that is not Unicode": (
         "tasks:surrogate",

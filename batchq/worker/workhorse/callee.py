@@ -46,6 +46,8 @@ from typing import Any, NoReturn
 
 #: The agent bounds an answer, too; here the limit comes with an explanation.
 RESULT_MAX_BYTES = 64 * 1024
+#: As many as `batchq result` reads.
+RESULT_MOST_LEVELS = 200
 MESSAGE_MAX = 500
 
 RAISED = 1
@@ -328,7 +330,32 @@ def _encoded(name: str, value: object) -> bytes:
             f"the value returned by {name} is {len(written)} bytes of JSON, and the limit is"
             f" {RESULT_MAX_BYTES}; write a file and return its path",
         )
+    if _is_too_deep(text):
+        raise Failed(
+            NO_RESULT,
+            f"the value returned by {name} has more than {RESULT_MOST_LEVELS} levels of nesting;"
+            " return fewer, or write a file and return its path",
+        )
     return written
+
+
+def _is_too_deep(text: str) -> bool:
+    """Return whether readers would refuse a result for its levels of nesting."""
+    if text.count("[") + text.count("{") < RESULT_MOST_LEVELS:
+        return False
+    try:
+        level = [json.loads(text)]
+    except RecursionError:
+        return True
+    for _ in range(RESULT_MOST_LEVELS):
+        level = [
+            inner
+            for item in level
+            for inner in (
+                item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+            )
+        ]
+    return bool(level)
 
 
 def _message(text: str) -> bytes:

@@ -27,12 +27,17 @@ def test_its_python_runs_and_runs_again(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    [block] = blocks("python")
+    submitting, waiting = blocks("python")
     monkeypatch.setenv("BATCHQ_REDIS_URL", server.url)
     for _ in range(2):
-        exec(compile(block, str(PAGE), "exec"), {})
+        exec(compile(submitting, str(PAGE), "exec"), {})
         assert len(stage.store.list("PodGroup")) == 1000
     assert capsys.readouterr().out == ""
+    for number in range(1000):
+        stage.client.cancel(f"seed-{number}")
+    exec(compile(waiting, str(PAGE), "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert sorted(printed) == sorted(f"seed-{number} Cancelled" for number in range(1000))
 
 
 def test_the_file_of_the_page_is_accepted(stage: Stage, tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ class _Turn:
     def __init__(self, session: Session, known: LedgerTimeline) -> None:
         self.session, self.known = session, known
         self.others = OtherHeads(session, known)
+        self.growing = _growing_by_queue(session)
 
     def note(self, started: _Started, plans: Sequence[LedgerTimeline]) -> None:
         """Let all plans follow a start."""
@@ -356,7 +357,7 @@ def _go_ahead(turn: _Turn, line: _BackfillLine) -> Iterator[_Started]:
             yield started
     if not line.for_all or (yield from _go_in_turn(turn, line)):
         for group in _growing(session, line):
-            yield from _grow(turn, line, group)
+            yield from _grow(turn, line.queue, group, line.plan)
 
 
 def _go_in_turn(turn: _Turn, line: _BackfillLine) -> Generator[_Started, None, bool]:
@@ -397,8 +398,8 @@ def _planned(session: Session, plan: LedgerTimeline, behind: Sequence[GroupState
 
 
 def _go_between(turn: _Turn, name: str) -> Iterator[_Started]:
-    """Yield each group of a queue that starts now beside the head reservations of other queues; of
-    a StrictFIFO queue the head, then the next head.
+    """Yield each group of a queue that starts now beside the head reservations of other queues,
+    then more pods of running groups; of a StrictFIFO queue the head, then the next head.
     """
     session, known = turn.session, turn.known
     head = session.heads.strict.get(name)
@@ -415,6 +416,8 @@ def _go_between(turn: _Turn, name: str) -> Iterator[_Started]:
         if fits and (started := _start(turn, name, group, length)):
             session.ledger.drop_head_reservation(group)
             yield started
+    for group in turn.growing.get(name, ())[:MOST_TRIED]:
+        yield from _grow(turn, name, group)
 
 
 def _in_line(session: Session, name: str) -> Iterator[GroupState]:
@@ -529,9 +532,31 @@ def _growing(session: Session, line: _BackfillLine) -> list[GroupState]:
     return sorted(groups, key=session.group_key)
 
 
-def _grow(turn: _Turn, line: _BackfillLine, group: GroupState) -> Iterator[_Started]:
-    """Bind more pods while they delay no head; of each task until one pod does not fit."""
-    session = turn.session
+def _growing_by_queue(session: Session) -> dict[str, list[GroupState]]:
+    """Return the running elastic groups that have pods to bind, of queues without a head."""
+    found: dict[str, list[GroupState]] = {}
+    for group in session.unsettled():
+        if (
+            group.is_elastic
+            and is_admitted(group)
+            and group.next_pod is None
+            and not group.is_external
+            and not group.has_all_placed
+            and group.queue not in session.heads.strict
+            and session.group_ready(group)
+            and gives_way_to(session, group) is None
+        ):
+            found.setdefault(group.queue, []).append(group)
+    return {name: sorted(groups, key=session.group_key) for name, groups in found.items()}
+
+
+def _grow(
+    turn: _Turn, queue: str, group: GroupState, plan: LedgerTimeline | None = None
+) -> Iterator[_Started]:
+    """Bind more pods while they delay no head; of each task until one pod does not fit. `plan` has
+    the bookings of other groups of its queue.
+    """
+    session, beside = turn.session, plan or turn.known
     refused: set[str] = set()
     length = length_of_pods(session, group)
     for extra in waiting_extras(session, group):
@@ -539,8 +564,8 @@ def _grow(turn: _Turn, line: _BackfillLine, group: GroupState) -> Iterator[_Star
         if shape.task.name in refused:
             continue
         growth = growth_with(session, group, shape)
-        fits = line.plan.may_grow_now(group, shape, growth, length)
-        if fits and (by_node := _bind_extra(turn, line.queue, group, extra, length, line.plan)):
+        fits = beside.may_grow_now(group, shape, growth, length)
+        if fits and (by_node := _bind_extra(turn, queue, group, extra, length, plan)):
             yield _Started(group, length, by_node, growth)
             continue
         refused.add(shape.task.name)

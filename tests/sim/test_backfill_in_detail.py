@@ -85,7 +85,9 @@ def test_an_array_with_pending_pods_holds_nothing_once_its_running_pods_have_end
 
 
 def test_an_array_that_waits_for_its_checks_is_expected_to_end_its_walltime_from_now() -> None:
-    """Its first pod takes 20 s from its admission on, so `f` ends before the head can start."""
+    """Its pods take 20 s from its admission on, so `f` ends before the head can start, and both of
+    its own pods end by then.
+    """
     array = group("a", 2, 1, queue="p", minMember=1, walltime="20s", runtime="20s")
     came = outcome(
         node("n1", 4),
@@ -100,7 +102,7 @@ def test_an_array_that_waits_for_its_checks_is_expected_to_end_its_walltime_from
         ),
         config=NO_EVICTIONS,
     )
-    assert pods_start(came) == {"f-t-0": 6, "a-t-0": 30, "a-t-1": 50, "head-t-0": 70}
+    assert pods_start(came) == {"f-t-0": 6, "a-t-0": 30, "a-t-1": 30, "head-t-0": 50}
 
 
 def test_an_elastic_group_is_backfilled_and_grows_while_that_delays_no_group() -> None:

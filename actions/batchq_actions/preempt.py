@@ -22,6 +22,7 @@ from batchq.core.preemption.order import (
     why_spared,
 )
 from batchq.core.preemption.preemptors import (
+    HELD_PRIORITIES,
     POINTS,
     PREEMPT,
     PodRequest,
@@ -70,12 +71,12 @@ class Preempt:
 
 def _prefilter(session: Session, name: str) -> Callable[[PodRequest], bool] | None:
     """Return a quick test whether a request in a queue could have victims; see `has_victims`."""
-    holding = session.ledger.holding.get(name)
-    if not holding or session.queues[name].record.spec.preemption.within_queue == "Never":
+    if session.queues[name].record.spec.preemption.within_queue == "Never":
         return None
-    lowest = min(group.priority for group in holding.values())
-    growing = {one.priority for one in holding.values() if one.is_elastic and not one.is_array}
-    return lambda request: request.priority > lowest or request.priority in growing
+    if not session.ledger.holding.get(name):
+        return None
+    held = session.get(HELD_PRIORITIES)
+    return lambda request: held.any_below(session, name, request.priority)
 
 
 def _without_lower_priority(session: Session, group: GroupState) -> str:

@@ -197,6 +197,28 @@ def test_preemptors_of_many_queues_share_one_count_of_what_stays() -> None:
     assert cost_of(18) - cost_of(6) < 20_000
 
 
+def test_groups_of_the_lowest_priority_do_not_each_look_at_all_that_run() -> None:
+    """All have one priority, but there are priority classes; exclusive groups form no class."""
+
+    def cost_of(waiting: int, running: int) -> int:
+        ran = [a_running_group(f"run-{place}", queue="q") for place in range(running)]
+        objects = [
+            a_priority("high", 100),
+            a_queue("q"),
+            a_node("n1", cpu=running, memory=1_000),
+            *(one for some in ran for one in some),
+        ]
+        for place in range(waiting):
+            tasks = (a_task(requests={"cpu": 1, "memory": 1 + place}),)
+            objects.append(a_group(f"wait-{place}", tasks=tasks, queue="q", exclusive=True))
+        scheduler = assemble(read_config(ACTIONS, "scheduler.yaml"))
+        _, calls = counting_calls(lambda: scheduler.decide(a_snapshot(*objects), 1_000_000))
+        return calls
+
+    few, many = (cost_of(30, running) - cost_of(10, running) for running in (20, 200))
+    assert many < 1.5 * few
+
+
 class Refuses:
     """A plugin that refuses all victims; with `lasts` it says that it always will."""
 

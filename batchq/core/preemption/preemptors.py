@@ -13,6 +13,7 @@ the configuration tries this.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
@@ -56,7 +57,7 @@ from batchq.core.quota.fair_shares import (
 from batchq.core.quota.head_reservation import keeping_off, reserved_against_gang
 from batchq.core.quota.limit_checks import claim_of, over_any_limit
 from batchq.core.quota.selector import BORROWERS, Borrowers, borrowers_of
-from batchq.core.session.session import Key, Session
+from batchq.core.session.session import Key, Session, StateKey
 from batchq.core.session.session_nodes import Gang
 from batchq.core.session.state import EquivalenceClass, GroupState, Shortage, Victim, is_admitted
 from batchq.core.session.statement import Statement
@@ -478,12 +479,52 @@ def _borrowers(session: Session) -> Borrowers:
     return borrowers_of(session, POINTS[RECLAIM])
 
 
+class HeldPriorities:
+    """The priorities of the groups that hold anything, by queue, kept up to date in a session."""
+
+    def __init__(self) -> None:
+        #: Queue -> (priority, whether it may lose pods to groups of equal priority) -> groups.
+        self._counts: dict[str, Counter[tuple[int, bool]]] = {}
+        self._counted: set[str] = set()
+        self._seen = -1
+
+    def any_below(self, session: Session, queue: str, priority: int) -> bool:
+        """Return whether any group of a queue may lose something to one of this priority."""
+        self._follow(session)
+        return any(
+            one < priority or (gives and one == priority)
+            for one, gives in self._counts.get(queue, ())
+        )
+
+    def _follow(self, session: Session) -> None:
+        holding, changed_groups = session.ledger.holding, session.ledger.changed_groups
+        if self._seen < 0:
+            news = [group for groups in holding.values() for group in groups.values()]
+        else:
+            news = changed_groups[self._seen :]
+        self._seen = len(changed_groups)
+        for group in news:
+            uid, is_counted = group.uid, group.uid in self._counted
+            if (uid in holding.get(group.queue, ())) == is_counted:
+                continue
+            counts = self._counts.setdefault(group.queue, Counter())
+            kind = group.priority, group.is_elastic and not group.is_array
+            if is_counted:
+                self._counted.discard(uid)
+                counts[kind] -= 1
+                if not counts[kind]:
+                    del counts[kind]
+            else:
+                self._counted.add(uid)
+                counts[kind] += 1
+
+
+HELD_PRIORITIES = StateKey("held priorities", lambda _: HeldPriorities())
+
+
 def has_victims(session: Session, preemptor: GroupState) -> bool:
     """Return whether its own queue has any possible victims; usually it has none."""
-    return any(
-        _is_lower(other, preemptor)
-        for other in session.ledger.holding.get(preemptor.queue, {}).values()
-    )
+    return session.get(HELD_PRIORITIES).any_below(session, preemptor.queue, preemptor.priority)
 
 
 def _is_lower(other: GroupState, preemptor: GroupState) -> bool:

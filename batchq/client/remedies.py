@@ -39,11 +39,13 @@ from batchq.core.placement.feasibility import (
     why_no_known_node,
 )
 from batchq.core.placement.placement import gang_of, slots_for
+from batchq.core.placement.topology import most_within, within_text
 from batchq.core.placement.trial import verdicts_of
 from batchq.core.preemption.preemptors import RECLAIM, ends_above
 from batchq.core.quota.head_reservation import is_array_with_retries, length_of, still_waits
 from batchq.core.quota.limit_checks import keeps_guarantees
 from batchq.core.session.session import Session
+from batchq.core.session.session_nodes import NodeState, is_known
 from batchq.core.session.specs import TaskShape
 from batchq.core.session.state import GroupState
 from batchq.core.timeline import LedgerTimeline
@@ -111,10 +113,11 @@ def _exceeds(session: Session, group: GroupState, verdict: Verdict) -> str:
     resource, limit = verdict.resource, verdict.limit
     if verdict.reason == Waiting.EXCEEDS_CAPACITY and not session.settings.overcommit:
         return "set overcommit in the scheduler's configuration to 1 or more: 0 admits no pods"
-    most = describe_quantity(resource, limit)
     if resource == POD_GROUPS:
+        most = describe_quantity(resource, limit)
         return f"have {verdict.subject} allow more than {most} groups"
-    largest = limit if group.is_external or resource == PODS else largest_node(session, resource)
+    of_nodes = not group.is_external and resource != PODS
+    largest = largest_node(session, resource) if of_nodes else limit
     if not largest:
         return _not_offered(resource) if not group.is_external else f"ask for no {resource}"
     if not limit:
@@ -123,9 +126,23 @@ def _exceeds(session: Session, group: GroupState, verdict: Verdict) -> str:
     if group.min_member == 1 and largest < limit:
         # One pod is bounded by one node, not by the sum of the nodes.
         return f"ask for less {resource}: at most {on_one} can ever fit, on the largest node"
+    in_domain = most_within(session, group, _of_known_nodes(session, resource)) if of_nodes else 0
+    # Without any domain, the labels are what is wrong.
+    within = within_text(group) if 0 < in_domain < limit else ""
+    most = describe_quantity(resource, in_domain if within else limit)
     if any(shape.requests.get(resource, 0) > largest for shape in group.tasks):
-        return f"ask for less {resource}: at most {most} in all, and {on_one} a pod, can ever fit"
-    return f"ask for less {resource}: at most {most} can ever fit"
+        return (
+            f"ask for less {resource}: at most {most} in all, and {on_one} a pod, can ever fit"
+            f"{within}"
+        )
+    return f"ask for less {resource}: at most {most} can ever fit{within}"
+
+
+def _of_known_nodes(session: Session, resource: str) -> Callable[[NodeState], int]:
+    """Return what a node has of a resource if it was seen within a day, else 0."""
+    return lambda node: (
+        node.total.get(resource, 0) if is_known(node, session.now_ms, session.settings) else 0
+    )
 
 
 def _exceeds_nodes(session: Session, group: GroupState, verdict: Verdict) -> str:
@@ -330,12 +347,9 @@ def _lacks_resources(session: Session, group: GroupState, verdict: Verdict) -> s
     free = _free(verdict)
     if not group.is_external:
         # The cluster's sum includes cordoned nodes; and one pod is bounded by one node.
-        each = [
-            max(0, node.free.get(verdict.resource, 0))
-            for node in session.nodes.by_name.values()
-            if node.open
-        ]
-        free = min(free, max(each, default=0) if group.min_member == 1 else sum(each))
+        each = [_free_on(node, verdict.resource) for node in session.nodes.by_name.values()]
+        together = most_within(session, group, lambda node: _free_on(node, verdict.resource))
+        free = min(free, max(each, default=0) if group.min_member == 1 else together)
     return _one_of(
         f"wait until {_others(group)} end",
         _at_most(session, group, verdict, free),
@@ -343,6 +357,10 @@ def _lacks_resources(session: Session, group: GroupState, verdict: Verdict) -> s
         _reclaiming(session, group, verdict),
         "have nodes added",
     )
+
+
+def _free_on(node: NodeState, resource: str) -> int:
+    return max(0, node.free.get(resource, 0)) if node.open else 0
 
 
 def _reclaiming(session: Session, group: GroupState, verdict: Verdict) -> str:

@@ -170,6 +170,43 @@ def test_an_admitted_group_is_told_that_no_action_places_its_pods() -> None:
     )
 
 
+def in_two_racks() -> World:
+    """Return a world of two racks of two nodes with four cpus each."""
+    return World(
+        *(a_node(f"n{k}", cpu=4, labels={"rack": f"r{k // 2}"}) for k in range(4)),
+        a_queue("default", preemption=NEVER),
+    )
+
+
+def test_a_gang_larger_than_all_racks_is_advised_about_one_rack() -> None:
+    world = in_two_racks()
+    world.add(asks("g", requests={"cpu": 2}, replicas=9, topology={"rack": "required"}))
+    world.add(asks("p", requests={"cpu": 5}, replicas=4, topology={"rack": "required"}))
+    world.settle()
+    assert remedies(world, "g") == [
+        ("ExceedsCapacity", "ask for less cpu: at most 8 can ever fit within one rack")
+    ]
+    assert remedies(world, "p") == [
+        (
+            "ExceedsCapacity",
+            "ask for less cpu: at most 8 in all, and 4 a pod, can ever fit within one rack",
+        )
+    ]
+
+
+def test_a_gang_that_waits_for_a_rack_is_advised_to_ask_for_what_one_has_free() -> None:
+    world = in_two_racks()
+    world.run(asks("runs", requests={"cpu": 3}, replicas=4))
+    world.add(asks("g", requests={"cpu": 3}, replicas=2, topology={"rack": "required"}))
+    world.settle()
+    assert remedies(world, "g") == [
+        (
+            "WaitingForResources",
+            "wait until others end, ask for at most cpu 2 in all, or have nodes added",
+        )
+    ]
+
+
 def test_the_remedy_for_a_topology_of_no_node_names_its_label() -> None:
     world = two_nodes_of_four()
     world.add(asks("g", topology={"rak": "required"}))

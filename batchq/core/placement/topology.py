@@ -13,7 +13,7 @@ they were empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from batchq.api.reasons import Verdict
@@ -122,6 +122,14 @@ def why_no_known_domain(session: Session, group: GroupState) -> str:
         return f"no node has the label{'s' * (len(keys) > 1)} {' and '.join(keys)}"
     why = why_no_known_node(session, gang_of(session, group))
     return f"{why}{within_text(group)}" if why else ""
+
+
+def most_within(session: Session, group: GroupState, amount_of: Callable[[NodeState], int]) -> int:
+    """Return the largest sum of an amount over the nodes of one domain that a group may be given;
+    of all nodes if it requires no domain.
+    """
+    domains = _domains(session, keys_of(group, "required"))
+    return max((sum(map(amount_of, nodes)) for nodes in domains.values()), default=0)
 
 
 def within_text(group: GroupState) -> str:

@@ -89,8 +89,9 @@ def jobs(
     WHERE / WHY names the nodes of running groups. For waiting groups it has the position in line,
     the most fundamental reason with current numbers, and the preemptor of an evicted group. `batchq
     why NAME` has all reasons. With -o wide, NODES names the nodes of running groups and those on
-    which ended groups ran, REASON is the most fundamental reason alone, and EVICTIONS counts how
-    often preempt and reclaim have evicted the group, and the pods that they have stopped.
+    which ended groups ran, OWNER is the user who submitted the group, REASON is the most
+    fundamental reason alone, and EVICTIONS counts how often preempt and reclaim have evicted the
+    group, and the pods that they have stopped.
 
     More than 10,000 groups are read --chunk-size at a time, and each chunk is printed as soon as it
     is read. Positions in line are left out then, and reasons have the numbers that the scheduler

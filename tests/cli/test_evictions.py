@@ -216,7 +216,7 @@ def test_a_victim_names_its_preemptor_and_the_preemptor_its_victims(
     [pledge] = [line for line in batchq("describe", "high").lines if line.startswith("Pledge:")]
     assert "waits for 2 pods of default/low to stop (until " in pledge
     low, high = (cells(line) for line in batchq("jobs", "-o", "wide").lines[1:])
-    assert low[10:12] == ["n1", "1 (2 pods)"]
+    assert low[11:13] == ["n1", "1 (2 pods)"]
     assert low[-1].count("made room for default/high") == 1
     assert high[-1].startswith("WaitingForPreemption: ")
     stage.end("low", 143)

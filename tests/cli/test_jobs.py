@@ -360,6 +360,13 @@ def test_every_phase_is_an_option() -> None:
     assert (*map(str, PodGroupPhase), GATED) == PHASES
 
 
+def test_a_wide_list_names_the_user_who_submitted_each_group(batchq: Batchq, stage: Stage) -> None:
+    batchq("submit", "--name", "x", "--", "true")
+    titles, row = (cells(line) for line in batchq("jobs", "-o", "wide").lines)
+    assert row[titles.index("OWNER")] == stage.client.user
+    assert "OWNER" not in batchq("jobs").lines[0]
+
+
 def test_a_wide_list_of_ended_groups_has_their_start_end_and_nodes(
     batchq: Batchq, stage: Stage
 ) -> None:

@@ -41,7 +41,7 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
     titles = (
         *(("NAMESPACE",) if namespaces else ()),
         *("NAME", "QUEUE", "PRI", "PHASE", "PODS", "REQUEST", "AGE"),
-        *("SUBMITTED", "STARTED", "ENDED", "NODES", "EVICTIONS", "REASON", "WHERE / WHY"),
+        *("OWNER", "SUBMITTED", "STARTED", "ENDED", "NODES", "EVICTIONS", "REASON", "WHERE / WHY"),
     )
     rows = []
     for view in views:
@@ -56,6 +56,7 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
                 pods_text(view),
                 view.request_text,
                 describe_age(now_ms - view.created_at),
+                view.owner,
                 format_instant(view.created_at),
                 *(
                     "" if at is None else format_instant(at)
@@ -71,7 +72,7 @@ def groups_table(views: Sequence[GroupView], now_ms: int, *, namespaces: bool) -
         titles,
         tuple(rows),
         # WHERE / WHY begins with the reason; the separate column is for sorting.
-        wide=frozenset({"SUBMITTED", "STARTED", "ENDED", "NODES", "EVICTIONS", "REASON"}),
+        wide=frozenset({"OWNER", "SUBMITTED", "STARTED", "ENDED", "NODES", "EVICTIONS", "REASON"}),
         spare=("AGE", "PRI", "REQUEST"),
     )
 

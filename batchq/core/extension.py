@@ -126,6 +126,8 @@ class PluginTraits(Struct, frozen=True, kw_only=True):
     #: At `preemptable` and `reclaimable`: a refusal follows from the victim's record, and from the
     #: preemptor's queue and priority, so that it stands while victims are chosen.
     refusals_last: bool = False
+    #: At the same points: refuses single pods of a group that has no more than minMember of them.
+    keeps_min_member: bool = False
     #: At the same points: what is true of the victims that it refuses, for `batchq why`.
     spares: str = ""
     #: The rules that hold because this plugin is on.

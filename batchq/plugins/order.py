@@ -336,7 +336,9 @@ class Gang:
     """
 
     name = "gang"
-    traits = PluginTraits(only_vetoes=True, spares="too small to give single pods")
+    traits = PluginTraits(
+        only_vetoes=True, keeps_min_member=True, spares="too small to give single pods"
+    )
 
     def group_ready(self, session: Session, group: GroupState) -> bool:
         placed = group.placed

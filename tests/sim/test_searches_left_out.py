@@ -219,6 +219,39 @@ def test_groups_of_the_lowest_priority_do_not_each_look_at_all_that_run() -> Non
     assert many < 1.5 * few
 
 
+def a_running_elastic_group(name: str, pods: int, **spec: object) -> list[Any]:
+    """Return a group of four pods and minMember 2, of which some run."""
+    group, *running = a_running_group(name, pods, queue="q", min_member=2, **spec)
+    tasks = (a_task(replicas=4),)
+    return [structs.replace(group, spec=structs.replace(group.spec, tasks=tasks)), *running]
+
+
+def test_only_pods_beyond_min_member_give_way_to_a_group_of_equal_priority() -> None:
+    for running, expected in ((2, []), (3, ["default/gang-0"])):
+        objects = [a_priority("high", 100), a_queue("q"), a_node("n1", cpu=running)]
+        objects += a_running_elastic_group("wide", running, priority_class_name="high")
+        tried, served = decided(*objects, *gangs(1, cpu=1))
+        assert served == expected
+        assert bool(tried) == bool(expected)
+
+
+def test_elastic_groups_that_run_with_min_member_pods_are_not_searched_for_victims() -> None:
+    def cost_of(waiting: int, running: int) -> int:
+        objects = [a_priority("high", 100), a_queue("q")]
+        objects.append(a_node("n1", cpu=2 * running, memory=1_000))
+        for place in range(running):
+            objects += a_running_elastic_group(f"wide-{place}", 2)
+        for place in range(waiting):
+            tasks = (a_task(replicas=4, requests={"cpu": 1, "memory": 1 + place}),)
+            objects.append(a_group(f"wait-{place}", tasks=tasks, min_member=2, queue="q"))
+        scheduler = assemble(read_config(ACTIONS, "scheduler.yaml"))
+        _, calls = counting_calls(lambda: scheduler.decide(a_snapshot(*objects), 1_000_000))
+        return calls
+
+    few, many = (cost_of(30, running) - cost_of(10, running) for running in (10, 100))
+    assert many < 1.5 * few
+
+
 class Refuses:
     """A plugin that refuses all victims; with `lasts` it says that it always will."""
 

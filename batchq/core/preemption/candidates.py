@@ -22,7 +22,7 @@ from batchq.core.chunks import UidOrder, uid_order
 from batchq.core.eligibility import holds_off
 from batchq.core.kept_capacity import standing_pledges, victims_left
 from batchq.core.placement.placement import usable_nodes
-from batchq.core.preemption.protection import is_protected
+from batchq.core.preemption.protection import is_protected, may_lose_pods
 from batchq.core.quota.fair_shares import Share, share_of_queue
 from batchq.core.session.session import Session, StateKey
 from batchq.core.session.session_nodes import Gang
@@ -607,9 +607,7 @@ def stoppable(session: Session, group: GroupState) -> list[Pod]:
 
 
 class Needs(NamedTuple):
-    """What a request needs at least: places for all pods of a gang, and amounts within the limits
-    of all scopes of its group.
-    """
+    """What a request needs at least: places for a gang, and amounts within all of its limits."""
 
     gang: Gang
     amounts: Amounts
@@ -757,7 +755,8 @@ def _is_always_refused(session: Session, preemptor: GroupState, group: GroupStat
 
     pods = stoppable(session, group)
     return is_refused(Victim(group, tuple(pods), whole=True)) and not (
-        group.is_elastic and any(not is_refused(Victim(group, (pod,), whole=False)) for pod in pods)
+        may_lose_pods(session, group, point)
+        and any(not is_refused(Victim(group, (pod,), whole=False)) for pod in pods)
     )
 
 

@@ -36,8 +36,13 @@ from batchq.core.placement.elastic import (
 )
 from batchq.core.placement.placement import bind_until_ready, gang_of, slots_for, waits_for_its_own
 from batchq.core.placement.topology import choose_domain, domains_for, may_choose
-from batchq.core.preemption.candidates import FIRST_SEARCH, Needs, SearchTerms, outranked_by
-from batchq.core.preemption.protection import EVICTION_BUDGET, may_evict, vote
+from batchq.core.preemption.candidates import (
+    FIRST_SEARCH,
+    Needs,
+    SearchTerms,
+    outranked_by,
+)
+from batchq.core.preemption.protection import EVICTION_BUDGET, may_evict, may_lose_pods, vote
 from batchq.core.preemption.search import (
     Decision,
     Fit,
@@ -485,7 +490,7 @@ class HeldPriorities:
     def __init__(self) -> None:
         #: Queue -> (priority, whether it may lose pods to groups of equal priority) -> groups.
         self._counts: dict[str, Counter[tuple[int, bool]]] = {}
-        self._counted: set[str] = set()
+        self._counted: dict[str, tuple[int, bool]] = {}
         self._seen = -1
 
     def any_below(self, session: Session, queue: str, priority: int) -> bool:
@@ -504,18 +509,14 @@ class HeldPriorities:
             news = changed_groups[self._seen :]
         self._seen = len(changed_groups)
         for group in news:
-            uid, is_counted = group.uid, group.uid in self._counted
-            if (uid in holding.get(group.queue, ())) == is_counted:
-                continue
             counts = self._counts.setdefault(group.queue, Counter())
-            kind = group.priority, group.is_elastic and not group.is_array
-            if is_counted:
-                self._counted.discard(uid)
-                counts[kind] -= 1
-                if not counts[kind]:
-                    del counts[kind]
-            else:
-                self._counted.add(uid)
+            if (former := self._counted.pop(group.uid, None)) is not None:
+                counts[former] -= 1
+                if not counts[former]:
+                    del counts[former]
+            if group.uid in holding.get(group.queue, ()):
+                kind = group.priority, _gives_to_equals(session, group)
+                self._counted[group.uid] = kind
                 counts[kind] += 1
 
 
@@ -527,9 +528,14 @@ def has_victims(session: Session, preemptor: GroupState) -> bool:
     return session.get(HELD_PRIORITIES).any_below(session, preemptor.queue, preemptor.priority)
 
 
-def _is_lower(other: GroupState, preemptor: GroupState) -> bool:
+def _gives_to_equals(session: Session, group: GroupState) -> bool:
+    """Return whether a group may lose pods to a preemptor of equal priority."""
+    return not group.is_array and may_lose_pods(session, group, POINTS[PREEMPT])
+
+
+def _is_lower(session: Session, other: GroupState, preemptor: GroupState) -> bool:
     if other.priority == preemptor.priority:
-        return other.is_elastic and not other.is_array
+        return _gives_to_equals(session, other)
     return other.priority < preemptor.priority
 
 
@@ -541,7 +547,7 @@ def _could_end_within(session: Session, group: GroupState) -> bool:
     lower = [
         ledger.counts_for(other, scope)
         for other in ledger.holding.get(group.queue, {}).values()
-        if other is not group and _is_lower(other, group)
+        if other is not group and _is_lower(session, other, group)
     ]
     return all(
         ledger.used(scope, name) - own.get(name, 0) - sum(one.get(name, 0) for one in lower)

@@ -54,6 +54,17 @@ def is_protected(session: Session, victim: Victim, point: str) -> bool:
     return protection_ends_at(session, victim, point) > session.now_ms
 
 
+def may_lose_pods(session: Session, group: GroupState, point: str) -> bool:
+    """Return whether an elastic group has pods that it could lose alone: if a policy keeps its
+    minMember, those beyond that, and those that are being stopped already.
+    """
+    return group.is_elastic and (
+        sum(group.placed.values()) > group.min_member
+        or any(pod.status.terminating for pod in group.live_pods.values())
+        or not any(entry.traits.keeps_min_member for entry in session.plugins.points[point])
+    )
+
+
 def _stops_already(victim: Victim) -> bool:
     """Return whether the victim already stops for another preemptor, so no work is lost."""
     if not victim.pods:

@@ -73,10 +73,15 @@ class Predicates:
         #: Node -> whether it suits the shape, regardless of free resources; valid as long as its
         #: record.
         suits: dict[str, bool] = {}
+        # Most nodes that do not suit, as those of other racks, have another value of a label.
+        key, value = next(iter(shape.task.template.node_selector.items()), ("", ""))
 
         def takes(nodes: Sequence[NodeState]) -> list[bool]:
             answers = []
             for node in nodes:
+                if key and node.record.metadata.labels.get(key) != value:
+                    answers.append(False)
+                    continue
                 suited = suits.get(node.name)
                 if suited is None:
                     suited = suits[node.name] = _suits(shape, node)

@@ -95,6 +95,10 @@ class ApiProblem(Exception):
         return msgspec.json.encode(document)
 
 
+#: The client's own hints are for users who can start the server, or change its URL.
+_SERVER_IS_AWAY = "the API's server must be available again; if this lasts, tell the API's operator"
+
+
 def problem_of(error: BatchqError) -> ApiProblem:
     """Return the answer for an error of the client."""
     status = next(
@@ -106,7 +110,7 @@ def problem_of(error: BatchqError) -> ApiProblem:
         status,
         type(error).__name__,
         error.message,
-        hint=error.hint,
+        hint=_SERVER_IS_AWAY if type(error) is StoreUnavailable else error.hint,
         exit_code=error.exit_code,
         headers=headers,
     )

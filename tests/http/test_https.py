@@ -87,5 +87,7 @@ def test_an_api_without_its_server_lives_is_not_ready_and_recovers() -> None:
         assert caller("GET", "/livez").status == 200
         groups = caller("GET", "/v1/groups")
         assert (groups.status, groups.data["exit"]) == (503, 9)
+        # Users of the API cannot start its server, and must not start one of their own.
+        assert groups.data["hint"].endswith("if this lasts, tell the API's operator")
         server.start()
         assert caller("GET", "/readyz").status == 200

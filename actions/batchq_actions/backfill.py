@@ -19,6 +19,7 @@ earlier, so the head may start before its reservation if no other group takes th
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import dropwhile, islice
 
 from msgspec import Struct
@@ -147,7 +148,11 @@ class _Turn:
     def __init__(self, session: Session, known: LedgerTimeline) -> None:
         self.session, self.known = session, known
         self.others = OtherHeads(session, known)
-        self.growing = _growing_by_queue(session)
+
+    @cached_property
+    def growing(self) -> dict[str, list[GroupState]]:
+        """Return the groups of `_growing_by_queue` as they were when a queue first asked."""
+        return _growing_by_queue(self.session)
 
     def note(self, started: _Started, plans: Sequence[LedgerTimeline]) -> None:
         """Let all plans follow a start."""
@@ -520,14 +525,9 @@ def _growing(session: Session, line: _BackfillLine) -> list[GroupState]:
     groups = [
         group
         for group in session.unsettled()
-        if group.is_elastic
-        and is_admitted(group)
-        and group.next_pod is None
-        and not group.is_external
-        and session.heads.strict.get(group.queue) is line.head
-        and session.group_ready(group)
+        if session.heads.strict.get(group.queue) is line.head
+        and _may_grow(session, group)
         and waits_behind(session, group)
-        and gives_way_to(session, group) is None
     ]
     return sorted(groups, key=session.group_key)
 
@@ -536,18 +536,21 @@ def _growing_by_queue(session: Session) -> dict[str, list[GroupState]]:
     """Return the running elastic groups that have pods to bind, of queues without a head."""
     found: dict[str, list[GroupState]] = {}
     for group in session.unsettled():
-        if (
-            group.is_elastic
-            and is_admitted(group)
-            and group.next_pod is None
-            and not group.is_external
-            and not group.has_all_placed
-            and group.queue not in session.heads.strict
-            and session.group_ready(group)
-            and gives_way_to(session, group) is None
-        ):
+        if group.queue not in session.heads.strict and _may_grow(session, group):
             found.setdefault(group.queue, []).append(group)
     return {name: sorted(groups, key=session.group_key) for name, groups in found.items()}
+
+
+def _may_grow(session: Session, group: GroupState) -> bool:
+    return (
+        group.is_elastic
+        and is_admitted(group)
+        and group.next_pod is None
+        and not group.is_external
+        and not group.has_all_placed
+        and session.group_ready(group)
+        and gives_way_to(session, group) is None
+    )
 
 
 def _grow(

@@ -140,6 +140,12 @@ def describe_age(milliseconds: int) -> str:
     return f"{milliseconds // SECOND}s"
 
 
+def describe_timeout(seconds: float) -> str:
+    """Return how long something was waited for, as an age; below a second in milliseconds."""
+    milliseconds = round(seconds * SECOND)
+    return f"{milliseconds}ms" if 0 < milliseconds < SECOND else describe_age(milliseconds)
+
+
 def _in_utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 

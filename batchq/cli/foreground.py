@@ -18,7 +18,7 @@ import click
 from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
-from batchq.api.notation import describe_age
+from batchq.api.notation import describe_timeout
 from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.api.views import LogLine, Result
 from batchq.cli.objects import warn, warn_of_capacity
@@ -224,7 +224,7 @@ class WatchedGroup:
         """Answer the signals that have come. Raises WaitTimedOut, Interrupted."""
         self._answer_signals()
         if self._deadline is not None and self._clock() >= self._deadline:
-            after = describe_age(round((self._timeout_s or 0) * 1000))
+            after = describe_timeout(self._timeout_s or 0)
             raise WaitTimedOut(
                 f"not ended after {after}; PodGroup {self._key} keeps running",
                 hint=f"`batchq logs -f {self._key}` shows its output, `batchq cancel"

@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 
 from batchq.api.exec_session import ALLOCATION_VARIABLE
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.notation import LABEL_MOST, counted, describe_age
+from batchq.api.notation import LABEL_MOST, counted, describe_age, describe_timeout
 from batchq.api.objects import Object, Pod, PodGroup, key_of
 from batchq.cli.allocation import run_attached, run_in_allocation
 from batchq.cli.foreground import pods_of, run_command
@@ -192,7 +192,7 @@ def follow(client: Client, keys: Sequence[str], *, timeout_s: float | None) -> l
         raise Interrupted(f"interrupted; {_still_active(views)}", hint=_how_to_end(views)) from None
     if all(has_ended(view) for view in views):
         return views
-    after = describe_age(round((timeout_s or 0) * 1000))
+    after = describe_timeout(timeout_s or 0)
     raise WaitTimedOut(f"not ended after {after}; {_still_active(views)}", hint=_how_to_end(views))
 
 

@@ -27,7 +27,7 @@ import msgspec
 
 from batchq.api import manifest
 from batchq.api.lifecycle import TERMINAL
-from batchq.api.notation import counted, describe_age, shown
+from batchq.api.notation import counted, describe_timeout, shown
 from batchq.api.objects import Object, PodGroup, key_of, kind_of
 from batchq.api.views import Accepted, Effect
 from batchq.cli.objects import located_in, warn, warn_of_capacity
@@ -776,7 +776,7 @@ def _wait_for_all(client: Client, keys: Sequence[str], timeout_s: float | None) 
             hint="look at them with `batchq jobs`",
         ) from None
     if left:
-        after = describe_age(round((timeout_s or 0) * 1000))
+        after = describe_timeout(timeout_s or 0)
         raise WaitTimedOut(
             f"{len(left)} of {many} have not ended after {after}",
             hint="they keep running; look at them with `batchq jobs`",

@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL
 from batchq.api.manifest import decode, encode
-from batchq.api.notation import describe_age
+from batchq.api.notation import describe_timeout
 from batchq.api.objects import (
     DEFAULT,
     NAMESPACED,
@@ -189,7 +189,7 @@ class ApiClient(Client):
             except StoreUnavailable as error:
                 if error.lasts:
                     raise
-                after = describe_age(round((patience_s or 0) * 1000))
+                after = describe_timeout(patience_s or 0)
                 raise WaitTimedOut(
                     f"the API did not answer within {after}: {error.message}", hint=error.hint
                 ) from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
-from batchq.api.notation import describe_age, nearest, subdomain_problem
+from batchq.api.notation import describe_age, describe_timeout, nearest, subdomain_problem
 from batchq.api.objects import Node, Object
 from batchq.api.transaction import count_of
 from batchq.api.views import NO_LEADER, Leading, Schedulers, SchedulerSeen
@@ -124,7 +124,7 @@ def checked_seconds(timeout_s: float | None) -> float | None:
 
 
 def _timed_out(error: StoreUnavailable, patience_s: float) -> WaitTimedOut:
-    after = describe_age(round(patience_s * 1000))
+    after = describe_timeout(patience_s)
     return WaitTimedOut(
         f"the server did not answer within {after}: {error.message}", hint=error.hint
     )

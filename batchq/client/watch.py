@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 from msgspec import structs
 
 from batchq.api.lifecycle import ADMITTED, ON_NODE, TERMINAL, PodGroupPhase, PodPhase
-from batchq.api.notation import counted, describe_age, shown
+from batchq.api.notation import counted, describe_timeout, shown
 from batchq.api.objects import KINDS, NAMESPACED, Object, Pod, PodGroup, key_of, uid_of_pod
 from batchq.api.reasons import Explanation
 from batchq.api.transaction import Event
@@ -262,7 +262,7 @@ def wait_for(
     except StoreUnavailable as error:
         if deadline is None or monotonic() < deadline:
             raise
-        after = describe_age(round((timeout_s or 0) * 1000))
+        after = describe_timeout(timeout_s or 0)
         raise WaitTimedOut(
             f"PodGroup {keys[0]} could not be read within {after}: {error.message}",
             hint=error.hint,
@@ -422,8 +422,7 @@ def timed_out(
         why = ", but processes of it still run"
     more = len(waiting) - 1
     others = f", and {counted(more, 'other')} with it" if more else ""
-    ms = round(timeout_s * 1000)
-    after = f"{ms}ms" if 0 < ms < 1000 else describe_age(ms)
+    after = describe_timeout(timeout_s)
     if phase not in TERMINAL and not leads():
         hint = NO_LEADER
     else:

@@ -96,7 +96,7 @@ class ApiProblem(Exception):
 
 
 #: The client's own hints are for users who can start the server, or change its URL.
-_SERVER_IS_AWAY = "the API's server must be available again; if this lasts, tell the API's operator"
+_IF_UNAVAILABLE = "try again later; if this lasts, tell the API's operator"
 
 
 def problem_of(error: BatchqError) -> ApiProblem:
@@ -110,7 +110,7 @@ def problem_of(error: BatchqError) -> ApiProblem:
         status,
         type(error).__name__,
         error.message,
-        hint=_SERVER_IS_AWAY if type(error) is StoreUnavailable else error.hint,
+        hint=_IF_UNAVAILABLE if type(error) is StoreUnavailable else error.hint,
         exit_code=error.exit_code,
         headers=headers,
     )

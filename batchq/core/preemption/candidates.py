@@ -640,7 +640,7 @@ class UpperBound:
         self._visits = 0
         self._seen = (-1, -1, -1)
         #: By the queues of the victims, whether those of others may be taken over, and the queue
-        #: and priority of the preemptor that votes on victims, if one does.
+        #: and priority of the preemptor for which the policies were asked, if they were.
         self._staying: dict[tuple[Any, ...], Staying] = {}
         #: By the same and a shape: its places on all nodes.
         self._places: dict[tuple[Any, ...], int] = {}
@@ -649,22 +649,19 @@ class UpperBound:
         self, session: Session, preemptor: GroupState, queues: Sequence[str], needs: Needs
     ) -> bool:
         """Return False if victims in these queues cannot suffice for what a preemptor needs."""
-        seen = (
-            len(session.ledger.changed_groups),
-            len(session.effects.joined),
-            len(session.intents),
-        )
+        changed, joined = session.ledger.changed_groups, session.effects.joined
+        seen = (len(changed), len(joined), len(session.intents))
         if seen != self._seen:
             self._seen, self._staying, self._places = seen, {}, {}
         takes_over, former = bool(outranked_by(session, preemptor)), self._visits
         # Without the votes on each group, one count serves the preemptors of all queues.
-        for voter in (None, preemptor):
-            key = (tuple(queues), takes_over, voter and (voter.queue, voter.priority))
+        for asking in (None, preemptor):
+            key = (tuple(queues), takes_over, asking and (asking.queue, asking.priority))
             if key not in self._staying:
                 if self._visits > _FREE_VISITS + self.failed_trials * _VISITS_A_TRIAL:
                     return True
                 self._staying[key] = self._what_stays(
-                    session, voter, frozenset(queues), takes_over=takes_over
+                    session, asking, frozenset(queues), takes_over=takes_over
                 )
             if not self._may_fit(session, preemptor, key, needs):
                 # The search that is left out would have cost more.
@@ -695,12 +692,14 @@ class UpperBound:
     def _what_stays(
         self,
         session: Session,
-        voter: GroupState | None,
+        asking: GroupState | None,
         queues: frozenset[str],
         *,
         takes_over: bool,
     ) -> Staying:
-        """Return what stays; with `takes_over`, victims of others may leave, too."""
+        """Return what stays whatever the policies say about victims, or what stays for the
+        preemptor that is `asking`; with `takes_over`, victims of others may leave, too.
+        """
         pledged, ledger = session.victims.pledged, session.ledger
         on_nodes: dict[str, dict[str, int]] = {}
         in_scopes: dict[tuple[str, ...], dict[str, int]] = {}
@@ -711,7 +710,7 @@ class UpperBound:
                 # What the session itself has begun can be undone.
                 if group.uid in session.effects.before or (
                     (group.queue in queues or (takes_over and group.uid in pledged))
-                    and not (voter and _is_always_refused(session, voter, group))
+                    and not (asking and _is_always_refused(session, asking, group))
                 ):
                     continue
                 counts = not group.status.pledge.stands

@@ -553,7 +553,7 @@ def _divide(
     may: list[Victim] = []
     spared: list[Victim] = []
     for group in groups:
-        whole = Victim(group, _on_nodes(group), whole=True)
+        whole = Victim(group, _not_stopping(group), whole=True)
         if request.may_take(session, whole, shortage):
             may.append(whole)
             continue
@@ -570,7 +570,7 @@ def _divide(
     return may, spared
 
 
-def _on_nodes(group: GroupState) -> tuple[Pod, ...]:
+def _not_stopping(group: GroupState) -> tuple[Pod, ...]:
     return tuple(
         pod
         for pod in group.live_pods.values()
@@ -629,7 +629,8 @@ def _why_not_enough(
         for victim in may:
             if victim.whole:
                 send_off(trial, victim)
-            for pod in () if victim.whole else victim.pods:
+                continue
+            for pod in victim.pods:
                 trial.drop_pod(victim.group, pod.metadata.uid)
         fit = request.fit(session)
         if not fit.fits:

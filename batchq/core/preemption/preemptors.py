@@ -36,12 +36,7 @@ from batchq.core.placement.elastic import (
 )
 from batchq.core.placement.placement import bind_until_ready, gang_of, slots_for, waits_for_its_own
 from batchq.core.placement.topology import choose_domain, domains_for, may_choose
-from batchq.core.preemption.candidates import (
-    FIRST_SEARCH,
-    Needs,
-    SearchTerms,
-    outranked_by,
-)
+from batchq.core.preemption.candidates import FIRST_SEARCH, Needs, SearchTerms, outranked_by
 from batchq.core.preemption.protection import EVICTION_BUDGET, may_evict, may_lose_pods, vote
 from batchq.core.preemption.search import (
     Decision,
@@ -506,7 +501,7 @@ class HeldPriorities:
         if self._seen < 0:
             news = [group for groups in holding.values() for group in groups.values()]
         else:
-            news = changed_groups[self._seen :]
+            news = list({group.uid: group for group in changed_groups[self._seen :]}.values())
         self._seen = len(changed_groups)
         for group in news:
             counts = self._counts.setdefault(group.queue, Counter())

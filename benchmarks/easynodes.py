@@ -38,7 +38,7 @@ from batchq.assembly import assemble
 from batchq.core.session.session import Session
 from batchq.core.session.snapshot import Snapshot
 from batchq.daemon import app
-from batchq.lab.load_player import LoadRun
+from batchq.lab.load_run import LoadRun
 from batchq.lab.traces import POLICY_CONFIG, Arrival, Load
 from batchq.scheduler.cycle import Scheduler
 from batchq_actions.backfill import reservations_of

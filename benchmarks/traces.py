@@ -7,7 +7,9 @@ slowdown of all of KTH-SP2 and SDSC-BLUE, with a pass per event, with the publis
 Glesser, Reis and Trystram, SC'15). The logs are not part of this project; without them, nothing is
 measured.
 
-BATCHQ_BENCH_JOBS=10000 limits the number of jobs in the runs of whole logs.
+batchq plays in one process for each cpu where a log has idle moments, the plain simulator in one.
+BATCHQ_BENCH_JOBS=10000 limits the number of jobs in the runs of whole logs, and
+BATCHQ_BENCH_PROCESSES=1 that of batchq's processes.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ PUBLISHED: Mapping[tuple[str, int, str, bool], str] = {
     ("SDSC-BLUE-2000-4.1-cln", 232_542, "easy", True): "36.52336",
 }
 TITLES = [
-    *("log", "jobs", "policy", "pass", "batchq s", "jobs/s", "sessions", "plain s"),
+    *("log", "jobs", "policy", "pass", "processes", "batchq s", "jobs/s", "sessions", "plain s"),
     *("batchq/plain", "unlike plain", "unlike published", "slowdown", "published"),
 ]
 
@@ -68,6 +70,7 @@ def compare(path: Path, name: str, most: int | None) -> Iterator[list[object]]:
 
     A log that `LOGS` does not name is run under every policy.
     """
+    processes = int(os.environ.get("BATCHQ_BENCH_PROCESSES", "0")) or None
     trace = read_swf(path, most=most)
     processors, jobs = read_log(path, most)
     for policy, per_event in LOGS.get(name, RUNS):
@@ -78,11 +81,17 @@ def compare(path: Path, name: str, most: int | None) -> Iterator[list[object]]:
         # As the daemon does with its long-lived objects.
         app.freeze_gc()
         schedule = play_load(
-            load, POLICY_CONFIG, name=policy, per_event=per_event, stopwatch=time.perf_counter
+            load,
+            POLICY_CONFIG,
+            name=policy,
+            per_event=per_event,
+            stopwatch=time.perf_counter,
+            processes=processes,
         )
         app.restore_gc()
         yield [
             *(name, len(jobs), policy, "event" if per_event else "instant"),
+            len(os.sched_getaffinity(0)) if processes is None else processes,
             schedule.real_s,
             round(len(jobs) / schedule.real_s),
             schedule.sessions,

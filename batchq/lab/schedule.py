@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from batchq.api.objects import Node, Pod, PodGroup
 from batchq.api.resources import ONE_POD, PODS, Amounts, of_pod, times, total
@@ -85,6 +85,44 @@ class Schedule(Struct, frozen=True, kw_only=True):
     refused: int = 0
 
 
+class Part(Struct, frozen=True, kw_only=True):
+    """The outcome of the arrivals `first` to `until` - 1 of a load, which left nothing behind.
+
+    `until_s` is the time of the last change; the other fields are those of a `Schedule`.
+    """
+
+    first: int
+    until: int
+    jobs: tuple[Ran, ...]
+    meter: Meter
+    until_s: int
+    evictions: int
+    lost_s: int
+    sessions: int
+    refused: int
+
+
+def schedule_of(load: Load, parts: Sequence[Part], *, name: str, real_s: float) -> Schedule:
+    """Return the schedule of a load that was played in these parts, which follow one another."""
+    meter = parts[0].meter
+    for part in parts[1:]:
+        meter.join(part.meter)
+    return Schedule(
+        name=name,
+        load=load.title,
+        capacity=load.capacity,
+        resources=total(node.spec.resources for node in load.nodes),
+        jobs=tuple(job for part in parts for job in part.jobs),
+        usage=meter.samples(parts[-1].until_s),
+        weights={queue.metadata.name: queue.spec.weight for queue in load.queues},
+        evictions=sum(part.evictions for part in parts),
+        lost_s=sum(part.lost_s for part in parts),
+        sessions=sum(part.sessions for part in parts),
+        real_s=real_s,
+        refused=sum(part.refused for part in parts),
+    )
+
+
 MOST_STEPS = 2048
 
 #: A tenant and a resource; `WAITING` counts jobs.
@@ -92,43 +130,58 @@ Gauge: TypeAlias = tuple[str, str]
 WAITING: Gauge = ("", "")
 
 
-class Meter:
-    """Integrates gauges over time; owns each gauge's value, its last change, and its sums."""
+class Meter(Struct):
+    """Integrates gauges over time, from `start_s` on in steps of `step_s` seconds."""
 
-    def __init__(self, start_s: int) -> None:
-        self._start_s = start_s
-        self._step_s = 1
-        self._shows: dict[Gauge, tuple[int, int]] = {}
-        #: Gauge -> for each step, its value times seconds.
-        self._sums: dict[Gauge, list[int]] = {}
+    start_s: int
+    step_s: int = 1
+    #: Gauge -> its value, and since when.
+    shows: dict[Gauge, tuple[int, int]] = {}
+    #: Gauge -> for each step, its value times seconds.
+    sums: dict[Gauge, list[int]] = {}
 
     def add(self, gauge: Gauge, units: int, at_s: int) -> None:
         """Increase the gauge's value by `units` from `at_s` on."""
-        known = self._shows.get(gauge)
+        known = self.shows.get(gauge)
         if known is None:
-            self._shows[gauge] = (units, at_s)
+            self.shows[gauge] = (units, at_s)
             return
         showed, since_s = known
         if showed and since_s != at_s:
             self._fill(gauge, showed, since_s, at_s)
-        self._shows[gauge] = (showed + units, at_s)
+        self.shows[gauge] = (showed + units, at_s)
+
+    def join(self, later: Meter) -> None:
+        """Add the sums of another meter of the same start, whose gauges changed only after all of
+        these were back at zero.
+        """
+        while self.step_s < later.step_s:
+            self._double()
+        while later.step_s < self.step_s:
+            later._double()
+        self.shows |= later.shows
+        for gauge, more in later.sums.items():
+            sums = self.sums.setdefault(gauge, [])
+            sums.extend([0] * (len(more) - len(sums)))
+            for step, units in enumerate(more):
+                sums[step] += units
 
     def samples(self, until_s: int) -> tuple[Sample, ...]:
         """Return the steps up to `until_s`; the last may be shorter than the others."""
-        for gauge, (shows, since_s) in self._shows.items():
+        for gauge, (shows, since_s) in self.shows.items():
             self._fill(gauge, shows, since_s, until_s)
-            self._shows[gauge] = (shows, until_s)
-        gauges = sorted(self._sums)
-        steps = -(-(until_s - self._start_s) // self._step_s)
+            self.shows[gauge] = (shows, until_s)
+        gauges = sorted(self.sums)
+        steps = -(-(until_s - self.start_s) // self.step_s)
         return tuple(self._sample(step, gauges, until_s) for step in range(steps))
 
     def _sample(self, step: int, gauges: list[Gauge], until_s: int) -> Sample:
-        at_s = self._start_s + step * self._step_s
-        long_s = min(self._step_s, until_s - at_s)
+        at_s = self.start_s + step * self.step_s
+        long_s = min(self.step_s, until_s - at_s)
         used: dict[str, dict[str, float]] = {}
         waiting = 0.0
         for gauge in gauges:
-            sums = self._sums[gauge]
+            sums = self.sums[gauge]
             shown = sums[step] / long_s if step < len(sums) else 0.0
             if gauge == WAITING:
                 waiting = shown
@@ -137,26 +190,26 @@ class Meter:
         return Sample(at_s=at_s, long_s=long_s, used=used, waiting=waiting)
 
     def _fill(self, gauge: Gauge, shown: int, since_s: int, until_s: int) -> None:
-        while until_s - self._start_s > MOST_STEPS * self._step_s:
+        while until_s - self.start_s > MOST_STEPS * self.step_s:
             self._double()
         if not shown or until_s == since_s:
             return
-        sums = self._sums.setdefault(gauge, [])
-        first = (since_s - self._start_s) // self._step_s
-        last = (until_s - 1 - self._start_s) // self._step_s
+        sums = self.sums.setdefault(gauge, [])
+        first = (since_s - self.start_s) // self.step_s
+        last = (until_s - 1 - self.start_s) // self.step_s
         if last >= len(sums):
             sums.extend([0] * (last + 1 - len(sums)))
         if first == last:
             sums[first] += shown * (until_s - since_s)
             return
         for step in range(first, last + 1):
-            begins_s = self._start_s + step * self._step_s
-            seconds = min(until_s, begins_s + self._step_s) - max(since_s, begins_s)
+            begins_s = self.start_s + step * self.step_s
+            seconds = min(until_s, begins_s + self.step_s) - max(since_s, begins_s)
             sums[step] += shown * seconds
 
     def _double(self) -> None:
-        self._step_s *= 2
-        for sums in self._sums.values():
+        self.step_s *= 2
+        for sums in self.sums.values():
             if len(sums) % 2:
                 sums.append(0)
             sums[:] = [one + other for one, other in zip(sums[::2], sums[1::2], strict=True)]
@@ -275,18 +328,20 @@ class _Job:
 
 
 class Progress:
-    """Owns the state of each job, by its group's uid, which is its index in the load."""
+    """Owns the state of each submitted job, by its group's uid, which is its index in the load.
 
-    def __init__(self, load: Load, start_s: int, look: Look | None = None) -> None:
+    `finished` is the number of earlier jobs, which others have played.
+    """
+
+    def __init__(self, load: Load, look: Look | None = None, *, finished: int = 0) -> None:
         self._look = look
-        self._jobs = [
-            _Job(arrival, request_of(arrival.group), pods_of(arrival.group))
-            for arrival in load.arrivals
-        ]
+        self._arrivals = load.arrivals
+        self._jobs: dict[str, _Job] = {}
+        start_s = load.arrivals[0].at_s if load.arrivals else 0
         self.meter = Meter(start_s)
         #: The free resources of all nodes together, as if they were one.
         self.free = FreeResources(load.nodes)
-        self.finished = 0
+        self.finished = finished
         self.evictions = 0
         self.lost_s = 0
         #: Incremented with every change of any job.
@@ -295,24 +350,26 @@ class Progress:
 
     def request(self, uid: str) -> GroupRequest:
         """Return the request of a group."""
-        return self._jobs[int(uid)].request
+        return self._jobs[uid].request
 
     def arrival(self, uid: str) -> Arrival:
         """Return the arrival of a group."""
-        return self._jobs[int(uid)].arrival
+        return self._jobs[uid].arrival
 
     def pods(self, uid: str) -> int:
         """Return the number of the group's pods, all tasks together."""
-        return self._jobs[int(uid)].pods
+        return self._jobs[uid].pods
 
     def submitted(self, uid: str, at_s: int) -> None:
         """Count a submitted job as waiting."""
-        self.free.comes(self._jobs[int(uid)].request)
+        arrival = self._arrivals[int(uid)]
+        job = self._jobs[uid] = _Job(arrival, request_of(arrival.group), pods_of(arrival.group))
+        self.free.comes(job.request)
         self._waits(1, at_s)
 
     def started(self, uid: str, pod: Pod, at_s: int) -> None:
         """Count a pod that started."""
-        job = self._jobs[int(uid)]
+        job = self._jobs[uid]
         if not job.live:
             self._waits(-1, at_s)
         job.live += 1
@@ -326,7 +383,7 @@ class Progress:
 
     def stopped(self, uid: str, pod: Pod, at_s: int) -> None:
         """Count a pod that left its node."""
-        job = self._jobs[int(uid)]
+        job = self._jobs[uid]
         job.live -= 1
         self.free.gives(pod)
         if not job.live and job.end_s is None:
@@ -335,7 +392,7 @@ class Progress:
 
     def evicted(self, uid: str, admission: int, held_s: int) -> None:
         """Count the eviction of a pod that held its node for `held_s`."""
-        job = self._jobs[int(uid)]
+        job = self._jobs[uid]
         self.lost_s += job.arrival.size * held_s // job.pods
         if job.evicted_in != admission:
             job.evicted_in = admission
@@ -344,15 +401,18 @@ class Progress:
 
     def ended(self, uid: str, at_s: int) -> None:
         """Count the job as finished."""
-        job = self._jobs[int(uid)]
+        job = self._jobs[uid]
         job.end_s = at_s
         self.finished += 1
         if not job.live:
             self._waits(-1, at_s)
 
-    def outcome(self) -> tuple[Ran, ...]:
-        """Return every job, in the order of the load."""
-        return tuple(_ran(job) for job in self._jobs)
+    def outcome(self, first: int, until: int) -> tuple[Ran, ...]:
+        """Return the jobs of these indices, in the order of the load."""
+        return tuple(
+            _ran(arrival, self._jobs.get(str(place)))
+            for place, arrival in enumerate(self._arrivals[first:until], first)
+        )
 
     def _waits(self, more: int, at_s: int) -> None:
         self.changes += 1
@@ -368,14 +428,19 @@ class Progress:
             self.meter.add((job.arrival.tenant, resource), sign * units, at_s)
 
 
-def _ran(job: _Job) -> Ran:
-    arrival = job.arrival
-    return Ran(
+def _ran(arrival: Arrival, job: _Job | None) -> Ran:
+    """Return an arrival's job; None if it has not been submitted."""
+    asked = Ran(
         number=arrival.number,
         tenant=arrival.tenant,
         size=arrival.size,
         submit_s=arrival.at_s,
         run_s=arrival.run_s,
+    )
+    if job is None:
+        return asked
+    return structs.replace(
+        asked,
         start_s=job.start_s,
         end_s=job.end_s,
         first_start_s=job.first_start_s,

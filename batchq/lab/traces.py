@@ -30,7 +30,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias, TypeVar, cast
 
-from msgspec import Struct
+from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL
@@ -506,6 +506,16 @@ def _machine(processors: int) -> Node:
         metadata=Metadata(name=MACHINE),
         spec=NodeSpec(resources={"cpu": processors * _CPU_MILLI}),
     )
+
+
+def sharing_specs(load: Load) -> Load:
+    """Return an equal load in which groups with equal specs share one object."""
+    known: dict[bytes, PodGroupSpec] = {}
+    arrivals = []
+    for one in load.arrivals:
+        spec = known.setdefault(msgpack.encode(one.group.spec), one.group.spec)
+        arrivals.append(replace(one, group=replace(one.group, spec=spec)))
+    return replace(load, arrivals=tuple(arrivals))
 
 
 def _tenant(job: TraceJob, by: By | None) -> str:

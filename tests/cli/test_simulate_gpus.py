@@ -231,6 +231,11 @@ BAD = [
         "--starts cannot be combined with --inflate",
     ),
     ("pods.csv --nodes nodes.csv --procs 4", 2, "--procs cannot be combined with a table of pods"),
+    (
+        "pods.csv --nodes nodes.csv --processes 4",
+        2,
+        "--processes cannot be combined with a table of pods",
+    ),
     ("pods.csv --nodes nodes.csv --by user", 2, "--by cannot be combined with a table of pods"),
     (
         "pods.csv --nodes nodes.csv --cycles 4",

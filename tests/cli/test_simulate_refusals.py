@@ -101,6 +101,7 @@ USAGE = [
     ("world.yaml --jobs 3", "--jobs is for a log, but world.yaml is a world"),
     ("world.yaml --procs 3", "--procs is for a log, but world.yaml is a world"),
     ("world.yaml --pass event", "--pass is for a log, but world.yaml is a world"),
+    ("world.yaml --processes 2", "--processes is for a log, but world.yaml is a world"),
     ("world.yaml --by user", "--by is for a log, but world.yaml is a world"),
     ("world.yaml --starts s.csv", "--starts is for a log, but world.yaml is a world"),
     ("world.yaml --plot p.png", "--plot is for a log, but world.yaml is a world"),

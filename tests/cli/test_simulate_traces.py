@@ -321,6 +321,21 @@ def test_a_world_of_any_name_is_a_world(tmp_path: Path) -> None:
     assert list(json.loads(done.out)) == ["cycles", "podgroups", "queues"]
 
 
+def test_a_log_with_idle_moments_has_the_same_figures_in_several_processes(tmp_path: Path) -> None:
+    """Two busy parts of 1,000 jobs with an idle hour between them."""
+    log = tmp_path / "two-days.swf"
+    at = [20 * number + 3_600 * (number > 1_000) for number in range(2_001)]
+    jobs = [(number, at[number], 30 + number % 50, 1 + number % 3, 1) for number in range(1, 2_001)]
+    log.write_text(log_text(jobs))
+    outputs = set()
+    for count in ("1", "2"):
+        starts = tmp_path / f"{count}.csv"
+        words = ("--policy", "easy", "--processes", count, "-o", "json", "--starts", str(starts))
+        outputs.add((run("simulate", str(log), *words).out, starts.read_text()))
+    [(out, _)] = outputs
+    assert (json.loads(out)["jobs"], json.loads(out)["finished"]) == (2_000, 2_000)
+
+
 def test_every_hash_seed_gives_the_same_figures_and_the_same_picture(log: Path) -> None:
     result = set()
     for seed in sample(("0", "1", "42"), 2):

@@ -12,7 +12,8 @@ from msgspec import structs
 from batchq.api.objects import Dependency
 from batchq.api.reasons import Verdict
 from batchq.errors import InvalidInput
-from batchq.lab.load_player import LoadRun, play_load
+from batchq.lab.load_player import play_load
+from batchq.lab.load_run import LoadRun
 from batchq.lab.traces import POLICY_CONFIG, Arrival, strategy_of
 from tests.builders import RECLAIMS
 from tests.effort import sample

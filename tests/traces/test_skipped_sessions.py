@@ -11,13 +11,9 @@ from msgspec import structs
 
 from batchq.api.objects import Dependency, Metadata, Queue, QueueSpec
 from batchq.config import SchedulerConfig
-from batchq.lab import load_player as playing
-from batchq.lab.load_player import (
-    LoadRun,
-    is_queue_of_equals,
-    play_load,
-    waits_only_for_resources,
-)
+from batchq.lab import load_run as playing
+from batchq.lab.load_player import play_load
+from batchq.lab.load_run import LoadRun, is_queue_of_equals, waits_only_for_resources
 from batchq.lab.schedule import Schedule
 from batchq.lab.traces import POLICY_CONFIG, Arrival, Load
 from batchq.scheduler.cycle import Cycle, CycleReport

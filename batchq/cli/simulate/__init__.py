@@ -134,6 +134,13 @@ _FILE = click.Path(path_type=Path)
     " submit and each end.",
 )
 @click.option(
+    "--processes",
+    type=WholeNumber(1),
+    metavar="N",
+    help="A log only: how many processes simulate the parts of a long log between moments at which"
+    " nothing ran. The result is the same.  [default: one per cpu]",
+)
+@click.option(
     "--by",
     type=click.Choice(["user", "group", "queue"]),
     help="A log only: give each user, group or queue of the log a namespace and a queue of its own,"
@@ -181,6 +188,7 @@ def simulate(
     jobs: int | None,
     procs: int | None,
     passes: str | None,
+    processes: int | None,
     by: Literal["user", "group", "queue"] | None,
     queues: Path | None,
     output: str,
@@ -251,6 +259,7 @@ def simulate(
         jobs=jobs,
         procs=procs,
         per_event=passes == "event",
+        processes=processes,
         by=by,
         queues=queues,
         to=Destination(output, starts, plot),

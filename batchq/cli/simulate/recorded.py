@@ -77,6 +77,7 @@ _OF_LOGS = {
     "jobs": "--jobs",
     "procs": "--procs",
     "passes": "--pass",
+    "processes": "--processes",
     "by": "--by",
     "queues": "--queues",
     "starts": "--starts",
@@ -229,6 +230,7 @@ class LogRequest(NamedTuple):
     jobs: int | None
     procs: int | None
     per_event: bool
+    processes: int | None
     by: By | None
     queues: Path | None
     to: Destination
@@ -257,6 +259,7 @@ def simulate_log(log: Given, request: LogRequest) -> None:
             per_event=request.per_event,
             tell=progressed,
             stopwatch=monotonic,
+            processes=request.processes,
         )
 
     def draw(form: str) -> bytes:
@@ -328,6 +331,7 @@ _NOT_OF_PODS = {
     "cycles": "--cycles",
     "procs": "--procs",
     "passes": "--pass",
+    "processes": "--processes",
     "by": "--by",
     "queues": "--queues",
 }

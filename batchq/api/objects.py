@@ -24,6 +24,9 @@ DEFAULT = "default"
 
 #: How long a template's pods run in a simulated cluster.
 RUNTIME_ANNOTATION = "batchq/runtime"
+#: The group whose pod has submitted a group, and the user who has submitted one in the name of its
+#: owner. The HTTP API sets both.
+PARENT_ANNOTATION, BY_ANNOTATION = "batchq/parent", "batchq/submitted-by"
 
 #: No number of an object is larger. Decoding refuses a record with a larger one, so that no session
 #: meets an integer that overflows its arrays.

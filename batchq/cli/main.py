@@ -68,6 +68,9 @@ COMMANDS: dict[str, dict[str, CommandEntry]] = {
         "progress": CommandEntry("wait", "progress", "Follow groups until they have ended."),
         "wait": CommandEntry("wait", "wait", "Wait for groups; the exit code says how they ended."),
         "cancel": CommandEntry("wait", "cancel", "End groups."),
+        "resubmit": CommandEntry(
+            "wait", "resubmit", "Submit groups that have ended again, under new names."
+        ),
         "suspend": CommandEntry("wait", "suspend", "Suspend groups and stop their pods."),
         "resume": CommandEntry("wait", "resume", "Return suspended groups to the queue."),
         "gates": CommandEntry("checks", "gates", "List and open scheduling gates."),
@@ -143,9 +146,11 @@ _ELSEWHERE = {
     "ps": "jobs",
     "status": "jobs",
     "kill": "cancel",
+    "requeue": "resubmit",
+    "rerun": "resubmit",
+    "restart": "resubmit",
+    "retry": "resubmit",
 }
-#: What users may call a command that starts a group again.
-_AGAIN = frozenset({"requeue", "rerun", "restart", "resubmit", "retry"})
 #: Other names of commands.
 ALIASES = {"explain": "why"}
 
@@ -167,12 +172,6 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if entry_of(name) is None and name[:1] != "-" and not ctx.resilient_parsing:
-            if name in _AGAIN:
-                raise UsageError(
-                    f"there is no command {name!r}: a group that has ended does not start again",
-                    hint="submit it under another name, or delete it first (`batchq delete podgroup"
-                    " NAME`); `batchq submit --retries N` retries failed pods",
-                )
             from difflib import get_close_matches
 
             near = get_close_matches(name, self.list_commands(ctx), n=1)

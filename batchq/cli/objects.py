@@ -35,6 +35,7 @@ from batchq.cli.output import Table, echo, is_terminal, show_hint, show_warning,
 from batchq.cli.output.forms import (
     Output,
     manifests,
+    output_of,
     path_of,
     reference,
     report,
@@ -503,6 +504,15 @@ def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: O
     for one in applied:
         changes = f": {one.changes}" if one.changes else ""
         echo(f"{reference(one.object)} {one.effect}{suffix}{changes}")
+
+
+def show_objects(objects: Sequence[Object], form: str) -> None:
+    """Print objects for programs: a single one as a manifest, several in a List."""
+    output, shown = output_of(form), manifests(tables.plain_table)
+    if len(objects) == 1 and form != "name":
+        output.page(encode(objects[0]), lambda: None)
+    else:
+        show_list(output, objects, shown)
 
 
 def _stated_resources(applied: Sequence[Applied]) -> Iterator[tuple[str, Iterable[str]]]:

@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from shutil import which
@@ -120,7 +120,7 @@ def refuse_unless_single(plan: RunPlan) -> None:
         )
 
 
-def with_fresh_names(groups: Sequence[PodGroup], taken: Collection[str]) -> tuple[PodGroup, ...]:
+def with_fresh_names(groups: Sequence[PodGroup], taken: Container[str]) -> tuple[PodGroup, ...]:
     """Return the groups under names that are not among the keys `taken`: `name-2`, `name-3` …
 
     All groups of one file get the same number, also in dependencies on each other.
@@ -130,8 +130,8 @@ def with_fresh_names(groups: Sequence[PodGroup], taken: Collection[str]) -> tupl
         number += 1
     if number == 1:
         return tuple(groups)
-    inside = {key_of(group) for group in groups}
-    return tuple(_renamed(group, number, inside) for group in groups)
+    names = {key_of(group): _name(group.metadata.name, number) for group in groups}
+    return with_names(groups, names)
 
 
 def renamed(before: Iterable[PodGroup], after: Iterable[PodGroup]) -> list[tuple[str, str]]:
@@ -140,15 +140,18 @@ def renamed(before: Iterable[PodGroup], after: Iterable[PodGroup]) -> list[tuple
     return [(old, new) for old, new in pairs if old != new]
 
 
-def _renamed(group: PodGroup, number: int, inside: Collection[str]) -> PodGroup:
+def with_names(groups: Iterable[PodGroup], names: Mapping[str, str]) -> tuple[PodGroup, ...]:
+    """Return the groups under other names, by their keys, also in dependencies on each other."""
+    return tuple(_renamed(group, names) for group in groups)
+
+
+def _renamed(group: PodGroup, names: Mapping[str, str]) -> PodGroup:
     namespace = group.metadata.namespace
     depends_on = tuple(
-        structs.replace(one, name=_name(one.name, number))
-        if f"{namespace}/{one.name}" in inside
-        else one
+        structs.replace(one, name=names.get(f"{namespace}/{one.name}", one.name))
         for one in group.spec.depends_on
     )
-    name = _name(group.metadata.name, number)
+    name = names[key_of(group)]
     return structs.replace(
         group,
         metadata=structs.replace(group.metadata, name=name),

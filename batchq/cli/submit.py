@@ -28,31 +28,24 @@ import msgspec
 from batchq.api import manifest
 from batchq.api.lifecycle import TERMINAL
 from batchq.api.notation import counted, describe_timeout, shown
-from batchq.api.objects import Object, PodGroup, key_of, kind_of
+from batchq.api.objects import PodGroup, key_of, kind_of
 from batchq.api.views import Accepted, Effect
-from batchq.cli.objects import located_in, warn, warn_of_capacity
+from batchq.cli.objects import located_in, show_objects, warn, warn_of_capacity
 from batchq.cli.output import (
     EXIT_GROUP_CANCELLED,
     EXIT_GROUP_FAILED,
     Interrupted,
     echo,
-    on_interrupt,
     raw_option,
     show_error,
     show_warning,
 )
-from batchq.cli.output.forms import manifests, output_of, reference, show_list
+from batchq.cli.output.forms import reference
 from batchq.cli.output.options import DURATION, Globals, examples, form_option, pass_globals
 from batchq.cli.output.progress import progress
-from batchq.cli.output.tables import plain_table
-from batchq.cli.output.values import (
-    exit_code_of,
-    interruption_of,
-    print_results,
-    seconds_of,
-    warn_if_not_led,
-)
+from batchq.cli.output.values import seconds_of, warn_if_not_led
 from batchq.cli.request_options import OF_REQUEST, check_request, request_options, requested
+from batchq.cli.wait import await_submitted, refuse_unused_timeout
 from batchq.client import Applied, Client, with_working_dir
 from batchq.client.request import marked, present_folder
 from batchq.errors import (
@@ -121,7 +114,7 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
     with fields named like the options, or a whole PodGroup manifest. Without --keep-going, nothing
     is submitted if a line is wrong. Repeat an interrupted submission with --skip-existing.
     """
-    _refuse_unused_timeout(options)
+    refuse_unused_timeout(options)
     if options["from_file"] is not None:
         return submit_lines(shared, command, options)
     for name in ("keep_going", "skip_existing"):
@@ -142,18 +135,7 @@ def submit(shared: Globals, /, command: tuple[str, ...], **options: Any) -> int 
         warn_if_not_led(client)
         if not (options["wait"] or options["progress"] or options["exit_code"]):
             return None
-        return _wait(client, shared, [key_of(group) for group in groups], options)
-
-
-def _refuse_unused_timeout(options: Mapping[str, Any]) -> None:
-    """Raise UsageError if a timeout is given, and nothing is awaited."""
-    if options["timeout"] is not None and not any(
-        options[name] for name in ("wait", "progress", "exit_code")
-    ):
-        raise UsageError(
-            "--timeout limits how long `batchq submit` waits, and nothing is awaited",
-            hint="add --wait; --walltime limits how long the pods run",
-        )
+        return await_submitted(client, [key_of(group) for group in groups], options)
 
 
 def _refuse_manifests(command: Sequence[str]) -> None:
@@ -189,7 +171,7 @@ def _show(applied: Sequence[Applied], options: dict[str, Any]) -> None:
     if form == "text" and options["dry_run"] and not options["quiet"]:
         form = "yaml"
     if form != "text":
-        _show_objects(objects, form)
+        show_objects(objects, form)
     elif options["quiet"]:
         for item in objects:
             if isinstance(item, PodGroup):
@@ -198,28 +180,6 @@ def _show(applied: Sequence[Applied], options: dict[str, Any]) -> None:
         for one in applied:
             submitted = isinstance(one.object, PodGroup)
             echo(f"{reference(one.object)} {'submitted' if submitted else one.effect}")
-
-
-def _show_objects(objects: Sequence[Object], form: str) -> None:
-    output, shown = output_of(form), manifests(plain_table)
-    if len(objects) == 1 and form != "name":
-        output.page(manifest.encode(objects[0]), lambda: None)
-    else:
-        show_list(output, objects, shown)
-
-
-def _wait(client: Client, shared: Globals, keys: list[str], options: dict[str, Any]) -> int:
-    from batchq.cli.wait import follow
-
-    sentence, hint = interruption_of(keys)
-    with on_interrupt(sentence, hint=hint):
-        timeout_s = seconds_of(options["timeout"])
-        if options["progress"]:
-            results = follow(client, keys, err=True, timeout_s=timeout_s)
-        else:
-            results = client.wait(keys, timeout_s=timeout_s)
-            print_results(results, err=True)
-    return exit_code_of(results, pass_on=options["exit_code"])
 
 
 STDIN = "-"

@@ -1,5 +1,5 @@
 """Submitted groups: `batchq wait` and `progress` follow them, `logs` and `result` print what they
-wrote and returned, and `cancel`, `suspend` and `resume` change their course.
+wrote and returned, `cancel`, `suspend` and `resume` change their course, `resubmit` repeats them.
 """
 
 from __future__ import annotations
@@ -7,19 +7,28 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from batchq.api.objects import PodGroup
+from batchq.api.objects import PodGroup, key_of
 from batchq.api.views import Result
-from batchq.cli.output import Table, comment, echo, raw_option, show_table, show_trouble
+from batchq.cli.output import (
+    Table,
+    comment,
+    echo,
+    on_interrupt,
+    raw_option,
+    show_table,
+    show_trouble,
+)
 from batchq.cli.output.forms import Output, report
 from batchq.cli.output.options import (
     DURATION,
     Globals,
     WholeNumber,
     examples,
+    form_option,
     namespace_option,
     output_option,
     pass_globals,
@@ -29,13 +38,24 @@ from batchq.cli.output.values import (
     following,
     group_key,
     group_keys,
+    interruption_of,
     left_of,
     print_results,
     seconds_of,
     warn_if_no_leader,
+    warn_if_not_led,
 )
 from batchq.client import Client
-from batchq.errors import Conflict, NotFound, Rejected, UsageError
+from batchq.errors import (
+    Conflict,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    Rejected,
+    UnreadableRecord,
+    UsageError,
+    WaitTimedOut,
+)
 
 if TYPE_CHECKING:
     from batchq.api.views import Goal, LogLine
@@ -69,6 +89,30 @@ def follow(
         pass
     # They have ended by now, or the time is over.
     return client.wait(keys, timeout_s=None if timeout_s is None else 0.0)
+
+
+def refuse_unused_timeout(options: Mapping[str, Any]) -> None:
+    """Raise UsageError if a command that submits has a timeout, and awaits nothing."""
+    awaits = any(options.get(name) for name in ("wait", "progress", "exit_code"))
+    if options["timeout"] is not None and not awaits:
+        command = click.get_current_context().command_path
+        raise UsageError(
+            f"--timeout limits how long `{command}` waits, and nothing is awaited",
+            hint="add --wait; --walltime limits how long the pods run",
+        )
+
+
+def await_submitted(client: Client, keys: Sequence[str], options: Mapping[str, Any]) -> int:
+    """Wait for groups that a command has submitted, as its options say; return its exit code."""
+    sentence, hint = interruption_of(keys)
+    with on_interrupt(sentence, hint=hint):
+        timeout_s = seconds_of(options["timeout"])
+        if options["progress"]:
+            results = follow(client, keys, err=True, timeout_s=timeout_s)
+        else:
+            results = client.wait(keys, timeout_s=timeout_s)
+            print_results(results, err=True)
+    return exit_code_of(results, pass_on=bool(options.get("exit_code")))
 
 
 GOALS = ("finished", "succeeded", "running", "admitted")
@@ -176,6 +220,144 @@ def resume(shared: Globals, names: tuple[str, ...], namespace: str, output: Outp
         return "resumed" if client.resume(key) else "is not suspended"
 
     return _act_on_each(shared, names, namespace, output, act)
+
+
+@click.command(
+    epilog=examples(
+        "batchq resubmit train-1",
+        "batchq resubmit train-1 --as train-again --wait",
+        "batchq resubmit -n research prepare train",
+        "batchq resubmit train-1 --dry-run >again.yaml",
+    )
+)
+@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+@namespace_option
+@click.option(
+    "--as",
+    "new_name",
+    metavar="NEW",
+    help="The name of the new group.  [default: NAME-2, or the next number that is free]",
+)
+@click.option("--wait", is_flag=True, help="Wait for its end; exit code 10 if it failed.")
+@click.option("--progress", is_flag=True, help="Show the progress, and wait.")
+@click.option("--timeout", type=DURATION, help="With --wait: the longest wait.")
+@click.option("--dry-run", is_flag=True, help="Check it and print the manifest; submit nothing.")
+@form_option("text", "json", "yaml", "name")
+@pass_globals
+def resubmit(
+    shared: Globals,
+    /,
+    names: tuple[str, ...],
+    namespace: str,
+    new_name: str | None,
+    dry_run: bool,
+    output: str,
+    **options: Any,
+) -> int | None:
+    """Submit groups that have ended again, under new names.
+
+    The new group has the specification with which the former one was submitted, and its labels and
+    annotations; it belongs to the user who submits it again. Its scheduling gates are closed again,
+    and it is not suspended. All groups are submitted, with the same number, or none.
+
+    A dependency that has held once is left out, unless the group of that name is submitted again by
+    the same command: `batchq resubmit prepare train` lets train-2 wait for prepare-2.
+
+    To change something, change the manifest that --dry-run prints, and `batchq submit -f` it.
+    """
+    from batchq.cli.objects import show_objects, warn, warn_of_capacity
+
+    refuse_unused_timeout(options)
+    keys = list(dict.fromkeys(group_keys(names, namespace)))
+    if new_name is not None and (len(keys) > 1 or not new_name):
+        found = f"{len(keys)} groups" if new_name else "an empty name"
+        raise UsageError(f"--as names one new group, found {found}", hint="leave --as out")
+    with shared.connect() as client:
+        groups = [_ended_group(client, key, keys) for key in keys]
+        applied = client.submit_all(_with_new_names(client, groups, new_name), dry_run=dry_run)
+        new = [one.object for one in applied]
+        warn(applied)
+        if output != "text" or dry_run:
+            show_objects(new, "yaml" if output == "text" else output)
+        else:
+            for before, after in zip(keys, new, strict=True):
+                echo(f"podgroup {before} resubmitted as {key_of(after)}")
+        warn_of_capacity(client, applied)
+        if dry_run:
+            return None
+        warn_if_not_led(client)
+        if options["wait"] or options["progress"]:
+            return await_submitted(client, [key_of(one) for one in new], options)
+    return None
+
+
+def _ended_group(client: Client, key: str, together: Sequence[str]) -> PodGroup:
+    """Return a group that has ended as it was submitted, to submit it again with others.
+
+    Raises NotFound, Conflict, and Forbidden if the user is shown a part of it only.
+    """
+    from batchq.api.access import HIDDEN
+    from batchq.client.changes.edits import as_submitted
+
+    stored = client.get("PodGroup", key)
+    assert isinstance(stored, PodGroup)
+    again = as_submitted(stored, together)
+    templates = [task.template for task in stored.spec.tasks]
+    runs = all(one.command or one.function for one in templates)
+    if any(HIDDEN in one.env.values() for one in templates) or not (
+        runs or stored.spec.controller == "external"
+    ):
+        raise Forbidden(
+            f"PodGroup {key} is another user's, and you are shown a part of its spec only",
+            hint=f"ask {stored.status.submitted_by or 'its owner'} to submit it again",
+        )
+    try:
+        client.wait(key, timeout_s=0.0)
+    except WaitTimedOut:
+        raise Conflict(
+            f"PodGroup {key} is {stored.status.phase}, but processes of it still run",
+            hint=f"`batchq wait {key}` waits for their end",
+        ) from None
+    return again
+
+
+class _ExistingNames:
+    """The keys of the groups that exist; each is looked up when it is asked for."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            self._client.get("PodGroup", str(key))
+        except (NotFound, InvalidInput):
+            # `a-` of `a--2` is no name.
+            return False
+        except UnreadableRecord:
+            return True
+        return True
+
+
+def _with_new_names(
+    client: Client, groups: Sequence[PodGroup], new_name: str | None
+) -> Sequence[PodGroup]:
+    """Return the groups under the name that was given, or under names that are free.
+
+    A group that was submitted again itself, as train-2, becomes train-3 and not train-2-2.
+    """
+    from batchq.cli.run import with_fresh_names, with_names
+
+    if new_name is not None:
+        return with_names(groups, {key_of(group): new_name for group in groups})
+    existing = _ExistingNames(client)
+    first = {}
+    for group in groups:
+        name, _, number = group.metadata.name.rpartition("-")
+        is_again = number.isdigit() and f"{group.metadata.namespace}/{name}" in existing
+        first[key_of(group)] = name if is_again else group.metadata.name
+    firsts = with_names(groups, first)
+    are_apart = len({key_of(group) for group in firsts}) == len(groups)
+    return with_fresh_names(firsts if are_apart else groups, existing)
 
 
 def _act_on_each(

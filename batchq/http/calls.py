@@ -31,7 +31,7 @@ from batchq.api.access import (
     seen,
     without_names,
 )
-from batchq.api.objects import PodGroup, key_of
+from batchq.api.objects import BY_ANNOTATION, PARENT_ANNOTATION, PodGroup, key_of
 from batchq.api.views import GroupView
 from batchq.client import Client
 from batchq.client.access_control import Actor, Delegate
@@ -47,10 +47,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The group whose pod has submitted a group.
-PARENT_ANNOTATION = "batchq/parent"
-#: The user who has submitted a group in the name of its owner.
-BY_ANNOTATION = "batchq/submitted-by"
 MOST_BODY_BYTES = 1024 * 1024
 JSON = "application/json"
 NDJSON = "application/x-ndjson"

@@ -710,7 +710,7 @@ TABLE = [
     Bad(
         "a command to start a group again",
         2,
-        "there is no command 'requeue': a group that has ended does not start again",
+        "there is no command 'requeue'; did you mean resubmit?",
         ("requeue", "ended"),
     ),
     Bad(

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from batchq.api.access import Scope, Verb, parse_binding, parse_token
+from batchq.api.objects import PodGroup
 from batchq.client.access_control import Actor, Delegate, NewToken
 from tests.cli.conftest import Ran, run
 from tests.client.stage import Stage
 from tests.harness.server import Server
 from tests.http.api_process import RunningApi
+from tests.http.conftest import SubmitAs
+from tests.http.manifests import manifest
 
 ROOT = Actor(user="root@host", via="redis")
 READ = Scope(verbs=(Verb.READ,))
@@ -214,3 +217,25 @@ def test_a_malformed_question_about_rights_is_refused_with_a_sentence(
 ) -> None:
     answer = running_api.caller()("GET", f"/v1/rights?{query}")
     assert (answer.status, answer.data["detail"][: len(sentence)]) == (400, sentence)
+
+
+@pytest.mark.usefixtures("as_alice")
+def test_a_user_submits_own_groups_again_and_none_that_is_shown_in_part(
+    stage: Stage, submit_as: SubmitAs
+) -> None:
+    for owner in ("alice", "bob"):
+        group = manifest(f"of-{owner}")
+        group["metadata"]["namespace"] = "ml"
+        submit_as(owner, group)
+        stage.client.cancel(f"ml/of-{owner}")
+    done = run("resubmit", "ml/of-alice")
+    assert (done.code, done.out) == (0, "podgroup ml/of-alice resubmitted as ml/of-alice-2\n")
+    again = stage.client.get("PodGroup", "ml/of-alice-2")
+    assert isinstance(again, PodGroup)
+    assert again.spec.tasks[0].template.env == {"KEY": "secret of of-alice"}
+    refused = run("resubmit", "ml/of-bob")
+    assert (refused.code, refused.out) == (9, "")
+    assert refused.err.splitlines() == [
+        "error: PodGroup ml/of-bob is another user's, and you are shown a part of its spec only",
+        "hint: ask bob to submit it again",
+    ]

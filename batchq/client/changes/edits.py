@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from graphlib import CycleError
 
 from msgspec import Struct, structs
@@ -11,8 +11,10 @@ from batchq.api import validation
 from batchq.api.lifecycle import ON_NODE, TERMINAL
 from batchq.api.notation import counted
 from batchq.api.objects import (
+    BY_ANNOTATION,
     DEFAULT,
     KINDS,
+    PARENT_ANNOTATION,
     AdmissionCheck,
     AdmissionCheckStatus,
     Metadata,
@@ -25,10 +27,13 @@ from batchq.api.objects import (
     PriorityClass,
     Queue,
     ResourceQuota,
+    SchedulingGate,
     full_name,
     key_of,
     kind_of,
+    with_task_gates,
 )
+from batchq.api.reasons import Finish
 from batchq.api.resources import describe_quantity
 from batchq.api.transaction import Charge, Event, Transaction, Write
 from batchq.client.changes.groups import (
@@ -213,6 +218,56 @@ def _with_free_names(reader: Reader, group: PodGroup, transaction: Transaction) 
     """
     conditions = free_names(reader, group)
     return structs.replace(transaction, writes=(*transaction.writes, *conditions))
+
+
+def as_submitted(stored: PodGroup, together: Collection[str]) -> PodGroup:
+    """Return a group that has ended as it was submitted, to submit it again: the gates opened since
+    are closed again, and it is not suspended.
+
+    `together` are the keys of the groups that are submitted again with it. Of its dependencies, it
+    keeps those, and all of them if it was never admitted; the others have held once.
+
+    Raises Conflict if it has not ended, or would fail again because a dependency has failed.
+    """
+    meta, spec, status = stored.metadata, stored.spec, stored.status
+    key = key_of(stored)
+    if status.phase not in TERMINAL:
+        raise Conflict(
+            f"{title(stored)} is {status.phase}: only a group that has ended is submitted again",
+            hint=f"`batchq wait {key}` waits for its end, `batchq cancel {key}` ends it",
+        )
+    outside = [one for one in spec.depends_on if f"{meta.namespace}/{one.name}" not in together]
+    end = next((one for one in status.conditions if one.type == "Finished"), None)
+    if end and end.reason == Finish.DEPENDENCY_NEVER_MET and len(outside) == len(spec.depends_on):
+        names = " ".join([*(f"{meta.namespace}/{one.name}" for one in outside), key])
+        raise Conflict(
+            f"{title(stored)} would fail again at once: it {end.message or 'cannot start'}",
+            hint=f"submit what it waits for again with it: `batchq resubmit {names}`",
+        )
+    kept = [one for one in spec.depends_on if not (status.admission and one in outside)]
+    gates = {"": spec.scheduling_gates} | {
+        task.name: task.template.scheduling_gates for task in spec.tasks
+    }
+    for opened in status.opened_gates:
+        gate = SchedulingGate(name=opened.name)
+        if opened.task in gates and gate not in gates[opened.task]:
+            gates[opened.task] += (gate,)
+    own = {PARENT_ANNOTATION, BY_ANNOTATION}
+    return PodGroup(
+        metadata=Metadata(
+            name=meta.name,
+            namespace=meta.namespace,
+            labels=meta.labels,
+            annotations={name: it for name, it in meta.annotations.items() if name not in own},
+        ),
+        spec=structs.replace(
+            spec,
+            scheduling_gates=gates[""],
+            suspend=False,
+            depends_on=tuple(structs.replace(one, uid="") for one in kept),
+            tasks=tuple(with_task_gates(task, gates[task.name]) for task in spec.tasks),
+        ),
+    )
 
 
 def apply(

@@ -1,0 +1,204 @@
+"""`batchq resubmit`: groups that have ended are submitted again under other names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from batchq.api.objects import PodGroup
+from batchq.client import Client
+from tests.cli.conftest import Batchq
+from tests.client.stage import Stage
+
+pytestmark = pytest.mark.both_doors
+FALSE = ["--", "false"]
+
+
+def spec_of(client: Client, name: str) -> object:
+    group = client.get("PodGroup", name)
+    assert isinstance(group, PodGroup)
+    return group.spec
+
+
+def test_a_failed_group_is_submitted_again_under_a_fresh_name(batchq: Batchq, stage: Stage) -> None:
+    options = ["--cpus", "2", "--env", "A=1", "--label", "of=tests", "--walltime", "1h"]
+    batchq("submit", "--name", "train", *options, *FALSE)
+    stage.run("train", exit_code=1)
+    done = batchq("resubmit", "train")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == "podgroup default/train resubmitted as default/train-2\n"
+    assert spec_of(stage.client, "train-2") == spec_of(stage.client, "train")
+    assert stage.client.get("PodGroup", "train-2").metadata.labels == {"of": "tests"}
+    assert stage.phase("train") == "Failed"
+    stage.run("train-2")
+    assert stage.phase("train-2") == "Completed"
+
+
+def test_a_group_that_was_submitted_again_gets_the_next_number(
+    batchq: Batchq, stage: Stage
+) -> None:
+    batchq("submit", "--name", "train", *FALSE)
+    batchq("submit", "--name", "lone-2", *FALSE)
+    for name in ("train", "lone-2"):
+        stage.run(name, exit_code=1)
+    assert batchq("resubmit", "train").code == 0
+    stage.run("train-2", exit_code=1)
+    assert batchq("resubmit", "train-2", "-o", "name").out == "podgroup/default/train-3\n"
+    assert batchq("resubmit", "train", "-o", "name").out == "podgroup/default/train-4\n"
+    # There is no group `lone`, so the number is part of its name.
+    assert batchq("resubmit", "lone-2", "-o", "name").out == "podgroup/default/lone-2-2\n"
+
+
+@pytest.mark.parametrize("name", ["7", "a--2"])
+def test_a_name_that_only_looks_numbered_is_kept(batchq: Batchq, stage: Stage, name: str) -> None:
+    batchq("submit", "--name", name, *FALSE)
+    batchq("cancel", name)
+    assert batchq("resubmit", name, "-o", "name").out == f"podgroup/default/{name}-2\n"
+
+
+def test_the_new_name_may_be_chosen_and_the_group_awaited(batchq: Batchq, stage: Stage) -> None:
+    batchq("submit", "-n", "research", "--name", "train", *FALSE)
+    batchq("cancel", "research/train")
+    done = batchq("resubmit", "train", "-n", "research", "--as", "again", "-o", "json")
+    assert (done.code, json.loads(done.out)["metadata"]["name"]) == (0, "again")
+    stage.turn()
+    waited = batchq("resubmit", "research/train", "--wait", "--timeout", "50ms")
+    assert waited.code == 124
+    assert waited.out == "podgroup research/train resubmitted as research/train-2\n"
+    assert batchq("resubmit", "research/train", "--as", "again").code == 8
+
+
+def test_a_dry_run_prints_a_manifest_that_submit_takes(batchq: Batchq, stage: Stage) -> None:
+    batchq("submit", "--name", "train", "--mem", "1Gi", *FALSE)
+    stage.run("train", exit_code=1)
+    before = stage.names()
+    printed = batchq("resubmit", "train", "--dry-run")
+    assert printed.code == 0
+    assert stage.names() == before
+    more = printed.out.replace("1073741824", "2Gi").replace("1Gi", "2Gi")
+    done = batchq("submit", "-f", "-", stdin=more)
+    assert (done.code, done.out) == (0, "podgroup default/train-2 submitted\n")
+
+
+def test_groups_that_depend_on_each_other_are_submitted_again_together(
+    batchq: Batchq, stage: Stage
+) -> None:
+    batchq("submit", "--name", "prepare", "--", "true")
+    batchq("submit", "--name", "train", "--after", "prepare", *FALSE)
+    stage.run("prepare")
+    stage.run("train", exit_code=1)
+    # Its dependency has held.
+    assert batchq("resubmit", "train").code == 0
+    assert stage.client.get("PodGroup", "train-2").spec.depends_on == ()
+    done = batchq("resubmit", "prepare", "train")
+    assert done.lines == [
+        "podgroup default/prepare resubmitted as default/prepare-3",
+        "podgroup default/train resubmitted as default/train-3",
+    ]
+    [dependency] = stage.client.get("PodGroup", "train-3").spec.depends_on
+    assert dependency.name == "prepare-3"
+    assert dependency.uid == stage.client.get("PodGroup", "prepare-3").metadata.uid
+
+
+def test_a_group_whose_dependency_has_failed_is_submitted_again_with_it(
+    batchq: Batchq, stage: Stage
+) -> None:
+    batchq("submit", "--name", "prepare", *FALSE)
+    batchq("submit", "--name", "train", "--after", "prepare", "--", "true")
+    stage.run("prepare", exit_code=1)
+    stage.turn()
+    assert stage.phase("train") == "Failed"
+    done = batchq("resubmit", "train")
+    assert (done.code, done.out) == (8, "")
+    assert done.err.splitlines() == [
+        (
+            "error: PodGroup default/train would fail again at once: it waits for prepare to"
+            " complete, which is impossible now"
+        ),
+        (
+            "hint: submit what it waits for again with it: `batchq resubmit default/prepare"
+            " default/train`"
+        ),
+    ]
+    assert batchq("resubmit", "default/prepare", "default/train").code == 0
+    stage.run("prepare-2")
+    stage.run("train-2")
+    assert stage.phase("train-2") == "Completed"
+
+
+def test_gates_are_closed_again_and_a_suspension_is_not_repeated(
+    batchq: Batchq, stage: Stage
+) -> None:
+    batchq("submit", "--name", "train", "--gate", "data", "--gate", "money", *FALSE)
+    batchq("gates", "open", "train", "data")
+    batchq("suspend", "train")
+    batchq("cancel", "train")
+    assert batchq("resubmit", "train").code == 0
+    spec = stage.client.get("PodGroup", "train-2").spec
+    assert {gate.name for gate in spec.scheduling_gates} == {"data", "money"}
+    assert not spec.suspend
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running"])
+def test_a_group_that_has_not_ended_is_refused(batchq: Batchq, stage: Stage, phase: str) -> None:
+    batchq("submit", "--name", "ended", *FALSE)
+    stage.run("ended", exit_code=1)
+    batchq("submit", "--name", "train", *FALSE)
+    if phase == "Running":
+        stage.turn()
+        stage.start("train")
+    # All are submitted again, or none.
+    done = batchq("resubmit", "ended", "train")
+    assert (done.code, done.out) == (8, "")
+    assert done.err.splitlines() == [
+        f"error: PodGroup default/train is {phase}: only a group that has ended is submitted again",
+        (
+            "hint: `batchq wait default/train` waits for its end, `batchq cancel default/train`"
+            " ends it"
+        ),
+    ]
+    assert batchq("get", "podgroups", "-o", "name").lines == [
+        "podgroup/default/ended",
+        "podgroup/default/train",
+    ]
+
+
+def test_a_group_whose_processes_are_being_stopped_is_refused(batchq: Batchq, stage: Stage) -> None:
+    batchq("submit", "--name", "train", *FALSE)
+    stage.turn()
+    stage.start("train")
+    batchq("cancel", "train")
+    done = batchq("resubmit", "train")
+    assert (done.code, done.out) == (8, "")
+    assert done.err.splitlines() == [
+        "error: PodGroup default/train is Cancelled, but processes of it still run",
+        "hint: `batchq wait default/train` waits for their end",
+    ]
+    stage.end("train", exit_code=143)
+    assert batchq("resubmit", "train").code == 0
+
+
+def test_a_group_that_does_not_exist_is_refused(batchq: Batchq, stage: Stage) -> None:
+    done = batchq("resubmit", "train")
+    assert (done.code, done.out) == (6, "")
+    assert done.err.splitlines()[0] == "error: PodGroup default/train does not exist"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("a", "b", "--as", "c"), "--as names one new group, found 2 groups"),
+        (("a", "--as", ""), "--as names one new group, found an empty name"),
+        (
+            ("a", "--timeout", "2h"),
+            "--timeout limits how long `batchq resubmit` waits, and nothing is awaited",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    batchq: Batchq, stage: Stage, words: tuple[str, ...], message: str
+) -> None:
+    done = batchq("resubmit", *words)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[0] == f"error: {message}"

@@ -185,11 +185,8 @@ def up(
     with on_interrupt("interrupted; what was started is stopped again, except a server with data"):
         report = stack.up(home, options, say=comment)
     show(report, output)
-    found = any(part.name == "scheduler" and part.state == "running" for part in report.parts)
-    if config is not None and found:
-        comment("The scheduler was running already: --config takes effect after `batchq down`")
-    if metrics is not None and found:
-        comment("The scheduler was running already: --metrics takes effect after `batchq down`")
+    for option in stack.options_in_vain(home, options):
+        comment(f"The scheduler was running already: {option} takes effect after `batchq down`")
     for sentence in kept_offers(report, resources):
         comment(sentence)
     if foreground:

@@ -289,6 +289,23 @@ def up(home: Home, options: UpOptions | None = None, *, say: Say = lambda _: Non
     return StackReport(home=str(home.root), url=shown(url), parts=tuple(parts))
 
 
+def options_in_vain(home: Home, options: UpOptions) -> list[str]:
+    """Return the options for the scheduler with which it was not started: `--config` for another
+    file, since it reloads its own, and `--metrics`.
+    """
+    record = detached.read_record(_record_path(home, _SCHEDULER))
+    notes = {} if record is None else record.notes
+    given = {
+        "config": None if options.config is None else str(options.config.resolve()),
+        "metrics": options.metrics,
+    }
+    return [
+        f"--{name}"
+        for name, value in given.items()
+        if value is not None and notes.get(name) != value
+    ]
+
+
 def status(home: Home, *, url: str | None = None) -> StackReport:
     """Return the state of each part, without starting or changing anything."""
     target = resolve_url(url, home)
@@ -401,7 +418,8 @@ class _Launch:
         arguments = [_SCHEDULER, *(["--config", str(config.absolute())] if config else [])]
         # Explicitly empty: a variable of the caller may be meant for another scheduler.
         arguments += ["--metrics", metrics or ""]
-        return self._find_or_start(_SCHEDULER, arguments, {})
+        notes = {"config": str(config.resolve()) if config else "", "metrics": metrics or ""}
+        return self._find_or_start(_SCHEDULER, arguments, notes)
 
     def agents(self, offers: Mapping[str, str], *, with_api: bool) -> list[Part]:
         """Start the agents of `offers`; return them along with those that already run.

@@ -51,6 +51,18 @@ def test_up_starts_nothing_that_runs_already(stack: Machine) -> None:
     assert before.count("running") == 4
 
 
+def test_up_says_which_options_a_running_scheduler_was_not_started_with(machine: Machine) -> None:
+    up = ("up", "--agents", "0", "--no-api")
+    machine.batchq(*up, "--config", str(machine.quick))
+    same = machine.batchq(*up, "--config", str(machine.quick))
+    assert same.stderr == ""
+    other = machine.file("other.yaml", machine.quick.read_text())
+    assert machine.batchq(*up, "--config", str(other)).stderr == (
+        "The scheduler was running already: --config takes effect after `batchq down`\n"
+    )
+    assert machine.batchq(*up).stderr == ""
+
+
 def test_up_restarts_dead_processes(machine: Machine) -> None:
     machine.up(agents=1)
     [path] = machine.home.run.glob("agent-*.json")

@@ -25,13 +25,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args, get_type_hints
 
 import msgspec
 from msgspec import Struct, structs
 
 from batchq.api.lifecycle import ON_NODE
-from batchq.api.notation import shown
+from batchq.api.notation import label_value_problem, qualified_problem, shown
 from batchq.api.objects import (
     Container,
     Node,
@@ -40,9 +40,11 @@ from batchq.api.objects import (
     PodTemplate,
     RuntimeName,
     Taint,
+    Toleration,
     full_name,
 )
 from batchq.api.resources import GPU, Amounts, describe_quantity
+from batchq.errors import InvalidInput
 
 #: The annotation of a Node with its devices, as JSON.
 DEVICES_ANNOTATION = "batchq/devices"
@@ -435,6 +437,31 @@ def _matching(template: PodTemplate, nodes: Sequence[Node]) -> list[Node]:
         for node in nodes
         if is_named(node.metadata.name, template) and labels <= node.metadata.labels.items()
     ]
+
+
+_TOLERATION = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?(:(?P<effect>\w+))?")
+_EFFECTS = get_args(get_type_hints(Taint)["effect"])
+
+
+def parse_toleration(written: str) -> Toleration:
+    """Parse `KEY[=VALUE][:EFFECT]`. Without a value, any value is tolerated, and without an effect,
+    any effect. Raises InvalidInput.
+    """
+    match = _TOLERATION.fullmatch(written)
+    if match is None or match["effect"] not in (None, *_EFFECTS):
+        raise InvalidInput(
+            f"toleration: expected KEY[=VALUE][:EFFECT], where EFFECT is one of"
+            f" {', '.join(_EFFECTS)}; found {shown(written)}"
+        )
+    value = match["value"]
+    if problem := qualified_problem(match["key"]) or label_value_problem(value or ""):
+        raise InvalidInput(f"toleration: {problem}")
+    return Toleration(
+        key=match["key"],
+        operator="Exists" if value is None else "Equal",
+        value=value or "",
+        effect=match["effect"] or "",
+    )
 
 
 def untolerated(taints: Iterable[Taint], template: PodTemplate) -> str:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from batchq.api.node_features import RUNTIMES
+from batchq.api.node_features import RUNTIMES, parse_toleration
 from batchq.api.notation import shown
 from batchq.api.objects import Object, PodGroup
 from batchq.api.validation import MOST_PORTS, MOST_PROCESSES
@@ -24,7 +24,7 @@ from batchq.cli.output.values import (
 )
 from batchq.client import Client, Request
 from batchq.client.request import LAUNCHES, array_size, marked, present_folder
-from batchq.errors import UsageError
+from batchq.errors import InvalidInput, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,6 +51,18 @@ def _as_nodes(
                 f"{option}: expected the name of one node, found {shown(word)}",
                 hint=f"repeat it for each node: {shown(each)[1:-1]}",
             )
+    return value
+
+
+def _as_tolerations(
+    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Check the notation of tolerations, a click callback."""
+    for word in value:
+        try:
+            parse_toleration(word)
+        except InvalidInput as error:
+            raise UsageError(f"--{error.message}") from None
     return value
 
 
@@ -172,6 +184,14 @@ _OPTIONS: tuple[Callable[[F], F], ...] = (
         metavar="NAME",
         callback=_as_nodes,
         help="Do not use this node; repeatable.",
+    ),
+    click.option(
+        "--toleration",
+        "tolerations",
+        multiple=True,
+        metavar="KEY[=VALUE][:EFFECT]",
+        callback=_as_tolerations,
+        help="Also use nodes with this taint (`batchq nodes -o wide`); repeatable.",
     ),
     click.option(
         "--topology",
@@ -408,8 +428,8 @@ def _given_beside_file(with_file: Collection[str]) -> str:
 #: The options that are fields of a request of the same name.
 OF_REQUEST = (
     *("name", "generate_name", *_MARKS, "namespace", "queue", "cpus", "mem", "gpus", "resources"),
-    *("node_selector", "nodes", "exclude_nodes", "topology", "replicas", "min_member"),
-    *("exclusive", "max_pods_per_node", "pack"),
+    *("node_selector", "nodes", "exclude_nodes", "tolerations", "topology"),
+    *("replicas", "min_member", "exclusive", "max_pods_per_node", "pack"),
     *("function", "array"),
     *("walltime", "grace", "priority_class", "env", "after", "gates", "suspend", "retries"),
     *("external", "api_token", "share", "launch", "ports", "processes", "dialect"),

@@ -204,16 +204,17 @@ class Client:
         function, or from `generate_name`, with a short suffix if it is left out. The others are
         `labels`, `annotations`, `namespace`, `queue`, `cpus` (1), `mem`, `gpus`, `resources` (name
         -> quantity, all per pod), `node_selector` (label -> value), `nodes` and `exclude_nodes`
-        (names), `topology` (label of nodes -> "required" or "preferred": all pods where it has one
-        value), `exclusive` (no pods of other groups on its nodes), `max_pods_per_node`, `pack` (on
-        as few nodes as possible), `replicas` (1), `min_member` (all), `array` ("0-99" or a number
-        of pods), `walltime` and `grace` ("2h" or seconds), `priority_class`, `env`, `after` (names,
-        or `any:NAME`, `failed:NAME`), `gates`, `suspend`, `retries` (0), `external`, `api_token`
-        (its pods may use the HTTP API), `share` (its namespace may read its output there), `launch`
-        ("torch", "node", "rank", "dask"; with `ports`, `processes`, `dialect`, `restart`, `warn`),
-        `working_dir` (a function's default is the caller's; "" leaves it to the agent),
-        `env_activate` (the folder of a virtual environment), `stdin` (its input stays open),
-        `image`, `runtime` ("auto"), `mounts` ("SRC:DST:ro") and `isolate` ("devices").
+        (names), `tolerations` ("KEY=VALUE:NoSchedule"), `topology` (label of nodes -> "required" or
+        "preferred": all pods where it has one value), `exclusive` (no pods of other groups on its
+        nodes), `max_pods_per_node`, `pack` (on as few nodes as possible), `replicas` (1),
+        `min_member` (all), `array` ("0-99" or a number of pods), `walltime` and `grace` ("2h" or
+        seconds), `priority_class`, `env`, `after` (names, or `any:NAME`, `failed:NAME`), `gates`,
+        `suspend`, `retries` (0), `external`, `api_token` (its pods may use the HTTP API), `share`
+        (its namespace may read its output there), `launch` ("torch", "node", "rank", "dask"; with
+        `ports`, `processes`, `dialect`, `restart`, `warn`), `working_dir` (a function's default is
+        the caller's; "" leaves it to the agent), `env_activate` (the folder of a virtual
+        environment), `stdin` (its input stays open), `image`, `runtime` ("auto"), `mounts`
+        ("SRC:DST:ro") and `isolate` ("devices").
 
         `dry_run` checks everything and writes nothing.
         Raises InvalidInput, UsageError (contradictions), NotFound (queue, priority class or
@@ -624,9 +625,8 @@ class Client:
         early if one group can no longer succeed), `running`, `admitted`. Raises InvalidInput for
         another, NotFound (also if a group is deleted during the wait) and WaitTimedOut.
         """
-        keys = keys_named(groups, namespace)
         with self.patiently(timeout_s):
-            return self._wait(keys, for_, timeout_s)
+            return self._wait(keys_named(groups, namespace), for_, timeout_s)
 
     def _wait(
         self, keys: Sequence[str], goal: views.Goal, timeout_s: float | None

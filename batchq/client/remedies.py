@@ -11,7 +11,12 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 
 from batchq.api.lifecycle import ADMITTED, TERMINAL
-from batchq.api.node_features import is_named, lacking_runtime, no_node_matches
+from batchq.api.node_features import (
+    is_named,
+    lacking_runtime,
+    no_node_matches,
+    no_node_tolerated,
+)
 from batchq.api.notation import SECOND, format_duration, format_instant
 from batchq.api.objects import Pledge, Strategy, gates_of, is_gated
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
@@ -175,12 +180,25 @@ def _fitting_request(session: Session, group: GroupState) -> str:
             return (
                 _matching_node(session, shape)
                 or _newer_agents(session, shape)
+                or _tolerated_node(session, shape)
                 or (
                     "let nodes take its pods (`batchq nodes -o wide`: taints, labels), or start a"
                     " worker that would"
                 )
             )
     return "let it start with fewer pods (minMember) or smaller ones, or start more workers"
+
+
+def _tolerated_node(session: Session, shape: TaskShape) -> str:
+    """Return how to tolerate the taints of the nodes that a pod could use; '' if one takes it."""
+    template = shape.task.template
+    nodes = [node.record for node in session.nodes.known_when_empty().nodes.values()]
+    tainted = no_node_tolerated(template, nodes)
+    if not tainted:
+        return ""
+    return (
+        f"{tainted}: tolerate it (`batchq submit --toleration KEY`), or start a worker without it"
+    )
 
 
 def _matching_node(session: Session, shape: TaskShape) -> str:

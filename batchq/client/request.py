@@ -21,6 +21,7 @@ from batchq.api import manifest
 from batchq.api.node_features import (
     exceeds_nodes,
     gpu_request,
+    parse_toleration,
     with_runtime_label,
 )
 from batchq.api.notation import (
@@ -178,6 +179,7 @@ class Request(Struct, frozen=True, kw_only=True):
     node_selector: Mapping[str, str] = {}
     nodes: Sequence[str] = ()
     exclude_nodes: Sequence[str] = ()
+    tolerations: Sequence[str] = ()
     topology: Mapping[str, Any] = {}
     exclusive: bool = False
     max_pods_per_node: int | None = None
@@ -383,6 +385,7 @@ def _template(request: Request) -> PodTemplate:
         node_selector=dict(request.node_selector),
         nodes=one_or_more(request.nodes),
         exclude_nodes=one_or_more(request.exclude_nodes),
+        tolerations=tuple(parse_toleration(one) for one in one_or_more(request.tolerations)),
     )
     return with_runtime_label(template)
 
@@ -590,16 +593,13 @@ def _task_in(task: Task, folder: str) -> Task:
 #: The objects of a request, or their manifests as plain data.
 Objects: TypeAlias = Iterable[Object | Mapping[str, object]]
 
-
 #: Called with an object as stored (None if there is none) and as wanted; may raise.
 Permit: TypeAlias = Callable[[Object | None, Object], None]
-
 
 #: Functions of `batchq.client.changes` that change one object.
 Act: TypeAlias = Literal[
     "cancel", "suspend", "resume", "cordon", "uncordon", "set_quota", "set_stop_policy"
 ]
-
 
 #: A group as callers name it: `NAME`, `NAMESPACE/NAME`, or what a submission has returned.
 GroupName: TypeAlias = str | PodGroup

@@ -279,6 +279,7 @@ _READ: dict[str, Reading] = {
     "node_selector": _texts(_text),
     "nodes": _names,
     "exclude_nodes": _names,
+    "tolerations": _names,
     "topology": _texts(_text),
     "exclusive": _truth,
     "max_pods_per_node": _whole,

@@ -305,6 +305,28 @@ def test_nodes_with_taints_that_a_request_does_not_tolerate_are_warned_of(
 
 
 @pytest.mark.both_doors
+@pytest.mark.parametrize(
+    "toleration", ["dedicated", "dedicated=ml", "dedicated:NoSchedule", "dedicated=ml:NoSchedule"]
+)
+def test_a_request_that_tolerates_a_taint_uses_the_node(
+    batchq: Batchq, stage: Stage, toleration: str
+) -> None:
+    stage.furnish(a_node("n1", cpu=4, taints=(Taint(key="dedicated", value="ml"),)))
+    done = batchq("submit", "--name", "x", "--toleration", toleration, "--", "true")
+    assert (done.code, done.out, done.err) == (0, "podgroup default/x submitted\n", "")
+    stage.run("x")
+    assert stage.phase("x") == "Completed"
+
+
+@pytest.mark.parametrize("toleration", ["", "=ml", "a:Never", "a b", "a=b c", "a=b=c"])
+def test_a_malformed_toleration_is_refused(toleration: str) -> None:
+    done = run("submit", "--toleration", toleration, "--", "true")
+    assert (done.code, done.out) == (2, "")
+    assert "expected" in done.err
+    assert "found" in done.err
+
+
+@pytest.mark.both_doors
 def test_a_request_to_a_stopped_queue_is_warned_of(batchq: Batchq, stage: Stage) -> None:
     stage.furnish(
         *(a_node("n1", cpu=8), a_queue("open"), a_queue("held", stop_policy="Hold")),

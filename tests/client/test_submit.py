@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from batchq.api.objects import Container, Object, PodGroup
+from batchq.api.objects import Container, Object, PodGroup, Toleration
 from batchq.client import Client, Request
 from batchq.client.requests import RecentQueues
 from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, Rejected, UsageError
@@ -44,6 +44,7 @@ def test_a_command_becomes_a_group(stage: Stage) -> None:
         node_selector={"pool": "gpu"},
         nodes=["n1", "n2"],
         exclude_nodes=["n3"],
+        tolerations=["dedicated=ml:NoSchedule", "spot"],
         topology={"zone": "required", "rack": "preferred"},
         exclusive=True,
         max_pods_per_node=2,
@@ -70,6 +71,10 @@ def test_a_command_becomes_a_group(stage: Stage) -> None:
     assert task.template.container == Container(image="/i/torch.sif", mounts=("/data:ro",))
     assert task.template.node_selector == {"pool": "gpu", "batchq/runtime-apptainer": "yes"}
     assert (task.template.nodes, task.template.exclude_nodes) == (("n1", "n2"), ("n3",))
+    assert task.template.tolerations == (
+        Toleration(key="dedicated", value="ml", effect="NoSchedule"),
+        Toleration(key="spot", operator="Exists"),
+    )
     assert group.spec.topology == {"zone": "required", "rack": "preferred"}
     assert (group.spec.exclusive, group.spec.max_pods_per_node, group.spec.pack) == (True, 2, True)
     assert task.template.working_dir == "/data"
@@ -542,6 +547,13 @@ def test_one_name_stands_for_a_list_of_one(stage: Stage) -> None:
     ("fields", "message"),
     [
         ({"cpu": 2}, "cpu: there is no such field; did you mean 'cpus'?"),
+        (
+            {"tolerations": ["spot:Never"]},
+            (
+                "toleration: expected KEY[=VALUE][:EFFECT], where EFFECT is one of NoSchedule,"
+                " NoExecute, PreferNoSchedule; found 'spot:Never'"
+            ),
+        ),
         ({"job_id": "x"}, "job_id: there is no such field; did you mean 'name'?"),
         ({"depends_on": "x"}, "depends_on: there is no such field; did you mean 'after'?"),
         ({"after": 5}, "after: expected a list, found 5"),

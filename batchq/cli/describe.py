@@ -209,6 +209,8 @@ def _memory_limits(client: Client, pods: Sequence[Pod]) -> list[tuple[str, ...]]
         if pod.status.phase == PodPhase.FAILED
         and pod.status.exit_code not in (None, 0)
         and pod.spec.requests.get(MEMORY)
+        # Otherwise its message says so already.
+        and "memory request" not in pod.status.message
     ]
     if not failed:
         return []

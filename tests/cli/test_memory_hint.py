@@ -36,6 +36,21 @@ def test_other_pods_get_no_memory_hint(
     assert "its memory was limited" not in batchq("describe", "pod", "x-main-0").out
 
 
+def test_a_pod_whose_message_names_its_memory_request_gets_no_second_hint(
+    batchq: Batchq, stage: Stage
+) -> None:
+    message = "MemoryError; refused memory: each process of the pod may use its memory request of"
+    node = a_node("n1", cpu=8, memory="16Gi", annotations={"batchq/memory-limit": "rlimit"})
+    stage.furnish(a_queue(), node)
+    stage.client.submit(["true"], name="x", mem="200Mi")
+    stage.turn()
+    stage.start("x")
+    stage.end("x", 1, message=message)
+    described = batchq("describe", "x").out
+    assert message in described
+    assert HINT not in described
+
+
 def test_a_limit_of_some_bytes_has_a_unit(batchq: Batchq, stage: Stage) -> None:
     failed(stage, limit="rlimit", mem="0.5Ki")
     assert "its memory was limited to 512 bytes per process" in batchq("describe", "x").out

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from batchq.api.lifecycle import PodPhase
@@ -110,9 +111,35 @@ def test_the_message_of_a_killed_pod_names_its_request(tree: Tree) -> None:
     made = tree.cgroup("pod")
     (made / "memory.events").write_text("oom_kill 2\n")
     assert ProcessBounds(cgroup=PodCgroup(made), memory_bytes=512 << 20).trouble() == (
-        "killed: used more than its memory request of 512Mi"
+        "killed: used more than its memory request of 512Mi; request more with `batchq submit"
+        " --mem`"
     )
     assert ProcessBounds(memory_bytes=512 << 20).trouble() == ""
+
+
+@pytest.mark.parametrize(
+    ("last", "is_refusal"),
+    [
+        ("MemoryError", True),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8.00 GiB", True),
+        ("OSError: [Errno 12] Cannot allocate memory", True),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", True),
+        ("ValueError: MemoryErrors", False),
+        ("torch.OutOfMemoryError: CUDA out of memory", False),
+        ("", False),
+    ],
+)
+def test_a_pod_that_was_refused_memory_names_its_request(last: str, is_refusal: bool) -> None:
+    output = f"MemoryError\nbegin\n{last}\n\n"
+    limited = ProcessBounds(memory_bytes=512 << 20)
+    assert limited.refusal(output if last else "begin") == (
+        "refused memory: each process of the pod may use its memory request of 512Mi; request more"
+        " with `batchq submit --mem`"
+        if is_refusal
+        else ""
+    )
+    assert ProcessBounds().refusal(output) == ""
+    assert ProcessBounds(cgroup=PodCgroup(Path("/c")), memory_bytes=1).refusal(output) == ""
 
 
 @pytest.mark.e2e
@@ -156,3 +183,21 @@ def test_an_agent_without_the_demanded_cgroup_does_not_start(
     assert agent.wait(timeout=WITHIN_S) == 2
     assert "--enforce cgroup: expected a delegated cgroup v2" in stage.log_text()
     assert stage.store.get("Node", "n1") is None
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("what", ["command", "function"])
+def test_a_pod_that_ends_for_want_of_memory_says_how_to_get_more(stage: Stage, what: str) -> None:
+    stage.start_agent(enforce="rlimit")
+    requests = {"memory": 256 << 20}
+    if what == "command":
+        (pod,) = stage.bind(sys.executable, "-c", "bytearray(512 << 20)", requests=requests)
+    else:
+        size = (msgspec.Raw(b"536870912"),)
+        (pod,) = stage.bind(function="builtins:bytearray", args=size, requests=requests)
+    status = stage.ended(pod).status
+    assert (status.phase, status.exit_code) == (PodPhase.FAILED, 1)
+    assert status.message == ("MemoryError; " if what == "function" else "") + (
+        "refused memory: each process of the pod may use its memory request of 256Mi; request more"
+        " with `batchq submit --mem`"
+    )

@@ -44,6 +44,9 @@ log = structlog.get_logger(__name__)
 _CGROUPS = Path("/sys/fs/cgroup")
 #: cgroup v1 writes "no limit" as a number close to 2^63.
 _NO_LIMIT = 1 << 60
+#: How programs say that they were refused memory: of Python (PyTorch's OutOfMemoryError is about a
+#: GPU's), of the C library, and of C++.
+_REFUSED = re.compile(r"(?<!OutOf)MemoryError\b|Cannot allocate memory|std::bad_alloc")
 
 
 def detect_resources() -> dict[str, int]:
@@ -160,8 +163,21 @@ class ProcessBounds(Struct, frozen=True, kw_only=True):
             return ""
         if not self.cgroup.has_run_out_of_memory():
             return ""
-        request = describe_quantity(MEMORY, self.memory_bytes)
-        return f"killed: used more than its memory request of {request}"
+        return f"killed: used more than {_request(self.memory_bytes)}"
+
+    def refusal(self, output: str) -> str:
+        """Return which limit a failed command met, for the pod's message, if its output ends with
+        a refusal of memory and an rlimit is why; else "".
+        """
+        last = output.rstrip().rpartition("\n")[2]
+        if self.cgroup is not None or self.memory_bytes is None or not _REFUSED.search(last):
+            return ""
+        return f"refused memory: each process of the pod may use {_request(self.memory_bytes)}"
+
+
+def _request(memory_bytes: int) -> str:
+    amount = describe_quantity(MEMORY, memory_bytes)
+    return f"its memory request of {amount}; request more with `batchq submit --mem`"
 
 
 UNBOUNDED = ProcessBounds()

@@ -615,11 +615,11 @@ class Program:
         if outcome.stopped or outcome.signal is not None:
             return outcome, None
         if outcome.exit_code != 0:
-            return _explained(outcome, answer.message[: callee.MESSAGE_MAX]), None
+            return explained(outcome, answer.message[: callee.MESSAGE_MAX], outcome.message), None
         result = bytes(answer.result)
         if not result or len(result) > callee.RESULT_MAX_BYTES:
             failed = structs.replace(outcome, exit_code=callee.RAISED)
-            return _explained(failed, _ENDED_EARLY), None
+            return explained(failed, _ENDED_EARLY, failed.message), None
         return outcome, result
 
     def close(self) -> None:
@@ -650,6 +650,6 @@ def _answer_in(file: int) -> _Answer:
         return _Answer()
 
 
-def _explained(outcome: PodOutcome, message: str) -> PodOutcome:
-    parts = (message, outcome.message)
+def explained(outcome: PodOutcome, *parts: str) -> PodOutcome:
+    """Return the outcome with a message of these parts; empty ones are left out."""
     return structs.replace(outcome, message="; ".join(part for part in parts if part))

@@ -424,6 +424,9 @@ class WorkHorse:
         if self._start_report is not None and not (outcome.stopped or outcome.signal):
             outcome = self._outcome_of_container(self._start_report, outcome)
         outcome, result = program.resolve(outcome)
+        if outcome.exit_code and not outcome.stopped and self._bounds.memory_bytes is not None:
+            refusal = self._bounds.refusal(self._end_of_output())
+            outcome = process.explained(outcome, outcome.message, refusal)
         self._run = msgspec.structs.replace(self._run, result=result)
         return outcome
 
@@ -491,8 +494,10 @@ class WorkHorse:
         """Return the outcome of the container's program, or why it was not executed."""
         if report.has_run():
             return outcome
-        output = reporter.end_of_log(log_path(self._harness.log_dir, self._uid, self._attempt))
-        return start_failure(output)
+        return start_failure(self._end_of_output())
+
+    def _end_of_output(self) -> str:
+        return reporter.end_of_log(log_path(self._harness.log_dir, self._uid, self._attempt))
 
     def _access_to_api(self, group: PodGroup) -> dict[str, str]:
         """Return the variables by which the pod finds the HTTP API and its token, if its group asks

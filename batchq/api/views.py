@@ -121,6 +121,12 @@ class GroupView(Struct, frozen=True, kw_only=True):
         """The group's name in its namespace."""
         return self.key.partition("/")[2]
 
+    def is_of(self, owner: str) -> bool:
+        """Return whether a user has submitted it, who may be named without the host: `alice` for
+        alice@laptop. Everyone has, for an empty name.
+        """
+        return not owner or self.owner == owner or self.owner.startswith(f"{owner}@")
+
 
 class GroupPage(Struct, frozen=True, kw_only=True):
     """Some groups, and the unreadable records among them; `at` is the instant in milliseconds."""

@@ -186,6 +186,7 @@ class GroupRow(Row, frozen=True):
     name: str
     namespace: str
     queue: str
+    owner: str
     priority: int
     phase: PodGroupPhase
     shown: str
@@ -222,6 +223,7 @@ def list_groups(
     queue: str,
     phases: tuple[str, ...],
     reasons: tuple[str, ...],
+    owner: str,
     active: bool,
     everything: bool,
     start: bool,
@@ -236,7 +238,7 @@ def list_groups(
     """
     output = output_of(form)
     if start:
-        _check_alone(phases=phases, reason=reasons, all=everything, active=active)
+        _check_alone(phases=phases, reason=reasons, all=everything, active=active, owner=owner)
         _list_starts(shared, namespace, name_of_kind("Queue", queue) if queue else "", output)
         return
     shortens = is_terminal() and not (everything or phases)
@@ -245,10 +247,13 @@ def list_groups(
         queue=name_of_kind("Queue", queue) if queue else "",
         phases=_known(phases, _PHASES, "--phase"),
         reasons=frozenset(_known(reasons, tuple(map(str, Waiting)), "--reason")),
+        owner=owner,
         active=active,
         finished=finished if output.for_people and shortens else None,
     )
     with shared.connect() as client:
+        if owner == "me":
+            query = query._replace(owner=client.user)
         is_large = paging.size > 0 and client.count("PodGroup") > WHOLE_UP_TO
         listing = (_in_pages if is_large else _whole)(client, query, paging)
         _show(client, query, listing, paging, output)
@@ -261,6 +266,7 @@ class _Query(NamedTuple):
     queue: str
     phases: Sequence[str]
     reasons: frozenset[str]
+    owner: str
     active: bool
     finished: int | None
 
@@ -290,6 +296,7 @@ def _whole(client: Client, query: _Query, paging: Paging) -> _Listing:
         views = [view for view in views if is_behind(view, paging.after)]
     if query.active:
         views = [view for view in views if view.phase not in TERMINAL]
+    views = [view for view in views if view.is_of(query.owner)]
     shown = views if query.finished is None else recent(views, query.finished)
     damaged = tuple(client.unreadable("PodGroup", namespace=query.namespace))
     page = GroupPage(views=tuple(shown), unreadable=damaged, at=overview.at)
@@ -297,17 +304,31 @@ def _whole(client: Client, query: _Query, paging: Paging) -> _Listing:
 
 
 def _in_pages(client: Client, query: _Query, paging: Paging) -> _Listing:
-    """Read one page after the other, each when it is shown."""
+    """Read one page after the other, each when it is shown, or all of them before if only the last
+    finished groups of one owner are listed.
+    """
     pages = client.job_pages(
         namespace=query.namespace,
         queue=query.queue,
         phases=query.phases,
         active=query.active,
-        finished=query.finished,
+        # The names, of which the last are chosen, do not tell the owner.
+        finished=None if query.owner else query.finished,
         after=paging.after,
         size=paging.size if paging.limit is None else min(paging.size, paging.limit + 1),
     )
-    return _Listing(pages, pages.hidden, is_whole=False)
+    if not query.owner or query.finished is None:
+        return _Listing(pages, pages.hidden, is_whole=False)
+    views: list[GroupView] = []
+    damaged: list[Unreadable] = []
+    at = 0
+    for page in pages:
+        views += [view for view in page.views if view.is_of(query.owner)]
+        damaged += page.unreadable
+        at = page.at
+    shown = tuple(recent(views, query.finished))
+    whole = GroupPage(views=shown, at=at, unreadable=tuple(damaged))
+    return _Listing([whole], len(views) - len(shown), is_whole=False)
 
 
 def _show(client: Client, query: _Query, listing: _Listing, paging: Paging, output: Output) -> None:
@@ -387,7 +408,8 @@ def _list_starts(shared: Globals, namespace: str, queue: str, output: Output) ->
 
 
 def _is_wanted(view: GroupView, query: _Query) -> bool:
-    return not query.reasons or any(one.reason in query.reasons for one in view.blockers)
+    has_reason = not query.reasons or any(one.reason in query.reasons for one in view.blockers)
+    return has_reason and view.is_of(query.owner)
 
 
 def _known(typed: Sequence[str], words: Sequence[str], option: str) -> list[str]:

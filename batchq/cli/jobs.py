@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: How many finished groups a terminal shows, so that they do not fill the screen.
 RECENT = 20
+#: Stands for the caller among owners.
+ME = "me"
 #: The phases as shown; a test compares them with `PodGroupPhase`.
 PHASES = (
     *("Pending", "InQueue", "Running", "Unknown", "Completed", "Failed", "Cancelled"),
@@ -43,6 +45,7 @@ PHASES = (
         "batchq jobs --active",
         "batchq jobs -A --phase Pending --phase SchedulingGated",
         "batchq jobs --reason WaitingForQuota",
+        "batchq jobs -A --mine",
         "batchq jobs -q default -o wide",
         "batchq jobs --start -q default",
         "batchq jobs -o name",
@@ -66,6 +69,14 @@ PHASES = (
     metavar="REASON",
     help="Only groups with this among their reasons for waiting; repeatable.",
 )
+@click.option(
+    "-u",
+    "--owner",
+    default="",
+    metavar="USER",
+    help="Only groups that this user has submitted, as in alice@laptop, or alice; me: you.",
+)
+@click.option("--mine", "owner", flag_value=ME, help="As --owner me.")
 @click.option("-a", "--active", is_flag=True, help="Only groups that have not finished.")
 @click.option("--all", "everything", is_flag=True, help="All finished groups, on a terminal too.")
 @click.option("--start", is_flag=True, help="Waiting groups, and when they are expected to start.")
@@ -134,6 +145,7 @@ def _query(namespace: str, output: str, asked: Mapping[str, Any]) -> dict[str, s
         "queue": asked["queue"],
         "phase": ",".join(phases),
         "reason": ",".join(asked["reasons"]),
+        "owner": asked["owner"],
         "active": "true" if asked["active"] else "",
         "finished": str(RECENT) if shortens else "",
         "form": "json" if is_json else "",

@@ -118,10 +118,13 @@ def _openapi(call: ApiCall) -> ApiAnswer:
     return ApiAnswer(document=openapi_document())
 
 
+_OWNER = QueryParameter(
+    name="owner", about="The user who submitted the group; `me` for the caller."
+)
 _FILTERS = (
     QueryParameter(name="phase", about="Phases, separated by commas."),
     QueryParameter(name="queue", about="The name of a queue."),
-    QueryParameter(name="owner", about="The user who submitted the group; `me` for the caller."),
+    _OWNER,
     QueryParameter(name="reason", about="A reason why the group waits."),
     QueryParameter(name="label", about="Labels: `KEY=VALUE`, several separated by commas."),
     QueryParameter(name="q", about="A part of the group's name."),
@@ -423,6 +426,7 @@ ROUTES: tuple[ApiRoute, ...] = (
             QueryParameter(
                 name="reason", about="Reasons for waiting, separated by commas: one is enough."
             ),
+            _OWNER,
             QueryParameter(name="form", about="`json`: what `-o json` prints, as `document`."),
             QueryParameter(name="active", about="No groups that have ended.", type="boolean"),
             QueryParameter(

@@ -169,6 +169,8 @@ def view_jobs(call: ApiCall) -> ApiAnswer:
         for one in call.client.unreadable("PodGroup", namespace=namespace)
         if call.sees(one.key.partition("/")[0])
     ]
+    owner, names = call.text("owner"), call.identity.names
+    views = [one for one in views if (one.owner in names if owner == "me" else one.is_of(owner))]
     views.sort(key=lambda view: (view.uid, view.key))
     if call.flag("active"):
         views = [view for view in views if view.phase not in TERMINAL]

@@ -8,10 +8,12 @@ import sys
 
 import pytest
 import yaml
+from msgspec import structs
 
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.notation import format_instant
-from batchq.api.objects import QueuePreemption
+from batchq.api.objects import PodGroup, QueuePreemption
+from batchq.api.transaction import Transaction, Write
 from batchq.api.views import GATED
 from batchq.cli.jobs import PHASES
 from tests.builders import a_priority, a_queue, a_quota
@@ -365,6 +367,76 @@ def test_a_wide_list_names_the_user_who_submitted_each_group(batchq: Batchq, sta
     titles, row = (cells(line) for line in batchq("jobs", "-o", "wide").lines)
     assert row[titles.index("OWNER")] == stage.client.user
     assert "OWNER" not in batchq("jobs").lines[0]
+
+
+@pytest.fixture
+def of_two(stage: Stage) -> Stage:
+    """Groups of this user, and of bob on two machines and over the API."""
+    submissions = {"mine": "", "laptop": "bob@laptop", "server": "bob@server", "api": "bob"}
+    for name in submissions:
+        stage.client.submit(["true"], name=name)
+    for name, owner in submissions.items():
+        group = stage.client.get("PodGroup", name)
+        assert isinstance(group, PodGroup)
+        status = structs.replace(group.status, submitted_by=owner or group.status.submitted_by)
+        write = Write(
+            kind="PodGroup",
+            key=f"default/{name}",
+            expect=group.metadata.revision,
+            value=structs.replace(group, status=status),
+        )
+        stage.store.commit([Transaction(subject=name, writes=(write,))], request_id=name)
+    return stage
+
+
+@pytest.mark.both_doors
+@pytest.mark.parametrize("form", ["table", "name", "json"])
+@pytest.mark.parametrize(
+    ("owner", "shown"),
+    [
+        ("bob", ["api", "laptop", "server"]),
+        ("bob@laptop", ["laptop"]),
+        ("bo", []),
+        ("carol", []),
+    ],
+)
+def test_groups_of_one_owner_are_listed(
+    batchq: Batchq, of_two: Stage, owner: str, shown: list[str], form: str
+) -> None:
+    assert sorted(named(batchq("jobs", "--owner", owner, "-o", form).out, form)) == shown
+
+
+@pytest.mark.both_doors
+def test_groups_of_this_user_are_listed(batchq: Batchq, of_two: Stage) -> None:
+    for words in (["--mine"], ["-u", "me"], ["--owner", of_two.client.user]):
+        assert batchq("jobs", *words, "-o", "name").lines == ["default/mine"]
+    # One page after the other.
+    assert batchq("jobs", "--mine", "-o", "name", "--limit", "1").lines == ["default/mine"]
+
+
+@pytest.mark.parametrize("whole_up_to", [0, 100])
+def test_a_terminal_shows_the_last_finished_groups_of_an_owner(
+    batchq: Batchq, of_two: Stage, monkeypatch: pytest.MonkeyPatch, whole_up_to: int
+) -> None:
+    for name in ("mine", "laptop", "server"):
+        of_two.client.cancel(name)
+    of_two.client.submit(["true"], name="later")
+    of_two.client.cancel("later")
+    monkeypatch.setattr("batchq.cli.jobs.RECENT", 1)
+    monkeypatch.setattr("batchq.cli.jobs.is_terminal", lambda: True)
+    monkeypatch.setattr("batchq.cli.group_lists.is_terminal", lambda: True)
+    monkeypatch.setattr("batchq.cli.group_lists.WHOLE_UP_TO", whole_up_to)
+    done = batchq("jobs", "--owner", "bob")
+    assert named(done.out, "table") == ["server", "api"]
+    assert "… and 1 older finished group (--all)" in done.err.splitlines()
+
+
+def named(text: str, form: str) -> list[str]:
+    """Return the names of the listed groups."""
+    if form == "json":
+        return [item["name"] for item in json.loads(text)["items"]]
+    lines = text.splitlines()
+    return [line.split()[0].rpartition("/")[2] for line in lines[form == "table" :]]
 
 
 def test_a_wide_list_of_ended_groups_has_their_start_end_and_nodes(

@@ -12,7 +12,7 @@ import click
 from batchq.api.lifecycle import ON_NODE
 from batchq.api.manifest import encode
 from batchq.api.node_features import DeviceUse, uses_of
-from batchq.api.notation import counted, format_instant
+from batchq.api.notation import counted, describe_timeout, format_instant
 from batchq.api.objects import Node, Object, Pod, PodGroup, full_name, group_key_of
 from batchq.api_session import ApiCredentials, ApiSession
 from batchq.cli.output import echo, on_interrupt
@@ -115,21 +115,29 @@ def uncordon(shared: Globals, names: tuple[str, ...]) -> None:
 
 @nodes.command(epilog=examples("batchq nodes drain gpu-01 --timeout 10m"))
 @click.argument("name")
-@click.option("--timeout", type=DURATION, help="The longest wait.")
+@click.option("--timeout", type=DURATION, help="The longest wait (exit code 124).")
 @_reason_option
 @pass_globals
 def drain(shared: Globals, name: str, timeout: str | None, reason: str) -> None:
-    """Cordon a node, and wait until its pods have ended."""
+    """Cordon a node, and wait until its pods have ended.
+
+    The node stays cordoned after a timeout and after Ctrl-C, so it empties as its pods end; repeat
+    the command to wait again.
+
+    Exit codes: 0 it has no pods, 124 timeout, 130 Ctrl-C.
+    """
     with shared.connect() as client:
         client.cordon(name, reason=reason)
         echo(f"node {name} cordoned; {_pods_left(client, name)}", err=True)
-        stays = f"node {name} stays cordoned, and its pods keep running"
-        with on_interrupt(stays, hint=f"`batchq nodes uncordon {name}` reverts this"):
-            left = client.wait_until_empty(name, timeout_s=seconds_of(timeout))
+        goes_on = "stays cordoned, so its drain goes on as its pods end"
+        again = f"`batchq nodes drain {name}` waits again, `batchq nodes uncordon {name}` ends it"
+        timeout_s = seconds_of(timeout)
+        with on_interrupt(f"interrupted; node {name} {goes_on}", hint=again):
+            left = client.wait_until_empty(name, timeout_s=timeout_s)
     if left:
+        after = describe_timeout(timeout_s or 0)
         raise WaitTimedOut(
-            f"Node {name} still runs {left} {'pod' if left == 1 else 'pods'} after {timeout}",
-            hint="it stays cordoned; drain it again to continue waiting, or cancel the groups",
+            f"Node {name} still runs {counted(left, 'pod')} after {after}; it {goes_on}", hint=again
         )
     echo(f"node {name} drained")
 

@@ -15,6 +15,7 @@ import yaml
 from batchq.api.notation import format_instant
 from batchq.cli import objects
 from batchq.client import Client
+from batchq.client.api_client import ApiClient
 from batchq.store import keys
 from tests.builders import a_group, a_queue, a_task
 from tests.cli.conftest import Batchq
@@ -269,13 +270,33 @@ def test_draining_returns_when_the_node_is_empty(
             "node n1 cordoned; waiting for 1 pod to end; 1 pod has no walltime and may run for"
             " ever (Ctrl-C ends the wait)"
         ),
-        "error: Node n1 still runs 1 pod after 100ms",
+        (
+            "error: Node n1 still runs 1 pod after 100ms; it stays cordoned, so its drain goes on"
+            " as its pods end"
+        ),
     ]
     with ThreadPoolExecutor(max_workers=1) as threads, Client(server.url) as other:
         future = threads.submit(batchq, "nodes", "drain", "n1")
         stage.end("x")
         assert other.wait_until_empty("n1", timeout_s=60) == 0
         assert future.result(60).out == "node n1 drained\n"
+
+
+@pytest.mark.both_doors
+def test_an_interrupted_drain_says_that_it_goes_on(
+    batchq: Batchq, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    for kind in (Client, ApiClient):
+        monkeypatch.setattr(kind, "wait_until_empty", interrupted)
+    done = batchq("nodes", "drain", "n1")
+    assert (done.code, done.out) == (130, "")
+    assert done.err.splitlines()[1:] == [
+        "error: interrupted; node n1 stays cordoned, so its drain goes on as its pods end",
+        "hint: `batchq nodes drain n1` waits again, `batchq nodes uncordon n1` ends it",
+    ]
 
 
 @pytest.mark.both_doors

@@ -38,6 +38,15 @@ GATED = "SchedulingGated"
 #: Up to this many groups are shown at once, with their positions in line; this takes a second.
 WHOLE_UP_TO = 10_000
 NO_LEADER = "no scheduler leads: start one with `batchq scheduler` or `batchq up`"
+
+
+def why_unled(refusal: str) -> str:
+    """Return that no scheduler leads, and what to do; `refusal` says why the server refuses writes,
+    if it seems to.
+    """
+    return f"no scheduler leads, probably because the server {refusal}" if refusal else NO_LEADER
+
+
 #: Two leases: a scheduler that has not reported itself for so long has ended or hangs.
 SILENT_MS = 10_000
 #: Two renewal intervals of the leader's lease, which lasts 5 s and is renewed three times in it.
@@ -407,6 +416,8 @@ class Why(Struct, frozen=True, kw_only=True, rename="camel"):
     #: Which pods have failed, were lost or evicted, or are about to be lost, and when they start
     #: again.
     restarts: tuple[str, ...] = ()
+    #: That no scheduler leads, and what to do; "" if one does.
+    unled: str = ""
 
 
 class Outcome(StrEnum):
@@ -692,15 +703,24 @@ class SchedulerSeen(Struct, frozen=True, kw_only=True):
 
 
 class Schedulers(Struct, frozen=True, kw_only=True):
-    """The schedulers. `leader` is the last one that led; None if it resigned or none has led."""
+    """The schedulers. `leader` is the last one that led; None if it resigned or none has led.
+
+    `refusal`: why the server refuses writes, if none leads and it seems to.
+    """
 
     leader: Leading | None
     there: Sequence[SchedulerSeen]
+    refusal: str = ""
 
     @property
     def led(self) -> bool:
         """Whether a scheduler leads now."""
         return self.leader is not None and self.leader.left_ms > 0
+
+    @property
+    def unled(self) -> str:
+        """That no scheduler leads, and what to do; "" if one does."""
+        return "" if self.led else why_unled(self.refusal)
 
     @property
     def followers(self) -> Sequence[SchedulerSeen]:

@@ -431,6 +431,8 @@ def _show_text(found: Schedulers) -> None:
 
 
 def _how_to_be_led(found: Schedulers) -> str:
+    if found.refusal:
+        return f"the server {found.refusal}"
     if any(one.role == "follower" for one in found.there):
         return "a scheduler on standby takes over within seconds; if none does, see their logs"
     return "start one with `batchq scheduler`, or everything on this machine with `batchq up`"

@@ -196,7 +196,7 @@ def _reasons(why: Why) -> Iterator[tuple[str, ...]]:
     if why.next:
         yield "Next", why.next
     if not why.led and why.phase not in TERMINAL:
-        yield "No scheduler", NO_LEADER
+        yield "No scheduler", why.unled or NO_LEADER
 
 
 def _memory_limits(client: Client, pods: Sequence[Pod]) -> list[tuple[str, ...]]:

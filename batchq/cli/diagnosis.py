@@ -130,7 +130,7 @@ def _fields(why: Why) -> list[tuple[str, str]]:
     waits = why.phase == PodGroupPhase.PENDING
     start = _start(why, why.start) if why.start is not None else ""
     return [
-        ("No scheduler", "" if why.led or why.phase in TERMINAL else NO_LEADER),
+        ("No scheduler", "" if why.led or why.phase in TERMINAL else why.unled or NO_LEADER),
         ("Ahead", others_text(why.ahead) if waits else ""),
         ("Ever", _ever_text(why)),
         ("Expected", _expected(why)),

@@ -369,8 +369,8 @@ def _show_notes(client: Client, listing: _Listing, *, waits: bool) -> None:
             "… without positions in line, because of the number of groups: `batchq why NAME`",
             err=True,
         )
-    if waits and not client.schedulers().led:
-        warn_no_leader()
+    if waits:
+        warn_no_leader(client.schedulers().unled)
 
 
 def _check_alone(**others: object) -> None:
@@ -386,7 +386,7 @@ def _check_alone(**others: object) -> None:
 def _list_starts(shared: Globals, namespace: str, queue: str, output: Output) -> None:
     with shared.connect() as client:
         starts = client.starts(namespace=namespace, queue=queue)
-        led = client.schedulers().led
+        unled = client.schedulers().unled
         if not starts.items and queue not in ("", ROOT):
             client.get("Queue", queue)
     where = f" in namespace {namespace}" if namespace else ""
@@ -403,8 +403,7 @@ def _list_starts(shared: Globals, namespace: str, queue: str, output: Output) ->
         if starts.not_planned:
             left = counted(starts.not_planned, "group")
             echo(f"… {left} further behind in line not planned", err=True)
-        if not led:
-            warn_no_leader()
+        warn_no_leader(unled)
 
 
 def _is_wanted(view: GroupView, query: _Query) -> bool:

@@ -282,11 +282,10 @@ def plan(shared: Globals, /, command: tuple[str, ...], output: Output, **options
             found = client.plan(
                 content.objects, keep_stop=content.keep_stop, advise=not options["no_advice"]
             )
-        led = client.schedulers().led
+        unled = client.schedulers().unled
     for warning in found.warnings:
         show_warning(warning)
     value = {"apiVersion": API_VERSION, "kind": "Plan", **plan_row(found)}
     output.page(value, lambda: show_plan(found))
-    if not led:
-        warn_no_leader()
+    warn_no_leader(unled)
     return found.exit_code

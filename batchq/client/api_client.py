@@ -564,7 +564,7 @@ class ApiClient(Client):
 
         group = self.get("PodGroup", waiting[0])
         assert isinstance(group, PodGroup)
-        return timed_out(waiting, group, limit_s, leads=lambda: self.schedulers().led)
+        return timed_out(waiting, group, limit_s, unled=lambda: self.schedulers().unled)
 
     def watch(
         self, *kinds: str, namespace: str = "", timeout_s: float | None = None

@@ -294,9 +294,15 @@ def schedulers(store: RedisStore) -> Schedulers:
             left_ms=leader.expires_at - now_ms,
         )
     leads = leading is not None and leading.left_ms > 0
+    refusal = ""
+    if not leads:
+        from batchq.store.inspection import why_writes_are_refused
+
+        refusal = why_writes_are_refused(store)
     return Schedulers(
         leader=leading,
         there=[_seen(seen, leading, latest, now_ms, leads=leads) for seen in there],
+        refusal=refusal,
     )
 
 

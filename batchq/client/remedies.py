@@ -22,7 +22,7 @@ from batchq.api.objects import Pledge, Strategy, gates_of, is_gated
 from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
 from batchq.api.resources import PODS, describe_quantity, minus
 from batchq.api.transaction import POD_GROUPS
-from batchq.api.views import NO_LEADER, Backfilling
+from batchq.api.views import Backfilling
 from batchq.client.outcomes import (
     agents_to_upgrade,
     missing_nodes,
@@ -76,13 +76,13 @@ _LACKS_NODES = frozenset({Waiting.WAITING_FOR_RESOURCES, Waiting.UNSCHEDULABLE})
 
 
 def remedy_for(
-    session: Session, group: GroupState, verdict: Verdict, *, led: bool, never: bool = False
+    session: Session, group: GroupState, verdict: Verdict, *, unled: str, never: bool = False
 ) -> str:
     """Return what ends this wait; '' if only time does and the message already says so. `never`:
     the group cannot run with the current nodes and limits.
     """
     if verdict.reason == Waiting.PENDING_EVALUATION:
-        return "nothing: the scheduler's next session looks at it" if led else NO_LEADER
+        return unled or "nothing: the scheduler's next session looks at it"
     if never and verdict.reason in _ENDS_WITH_TIME:
         if verdict.reason not in _LACKS_NODES and _has_no_prospects(session, group):
             # The remedy is at the reason that no waiting removes.

@@ -27,7 +27,6 @@ from batchq.api.transaction import Event
 from batchq.api.views import (
     GATED,
     GOALS,
-    NO_LEADER,
     WHOLE_UP_TO,
     Goal,
     GroupPage,
@@ -39,7 +38,7 @@ from batchq.api.views import (
     token_of_view,
 )
 from batchq.client.changes.object_writes import find
-from batchq.client.connection import has_no_leader, with_heartbeats
+from batchq.client.connection import schedulers, with_heartbeats
 from batchq.client.request import class_of
 from batchq.errors import InvalidInput, NotFound, StoreUnavailable, WaitTimedOut
 from batchq.store.memory import EVENTS_KEPT, ObjectTable
@@ -406,13 +405,15 @@ def _cannot_succeed(goal: Goal, results: dict[str, Result]) -> bool:
 def _timed_out(store: RedisStore, waiting: Sequence[str], timeout_s: float) -> WaitTimedOut:
     group = store.get("PodGroup", waiting[0])
     found = group if isinstance(group, PodGroup) else None
-    return timed_out(waiting, found, timeout_s, leads=lambda: not has_no_leader(store))
+    return timed_out(waiting, found, timeout_s, unled=lambda: schedulers(store).unled)
 
 
 def timed_out(
-    waiting: Sequence[str], group: PodGroup | None, timeout_s: float, *, leads: Callable[[], bool]
+    waiting: Sequence[str], group: PodGroup | None, timeout_s: float, *, unled: Callable[[], str]
 ) -> WaitTimedOut:
-    """Return the error for groups that were waited for in vain; `group` is the first of them."""
+    """Return the error for groups that were waited for in vain; `group` is the first of them.
+    `unled` says that no scheduler leads, or returns "".
+    """
     key = waiting[0]
     phase = group.status.phase if group is not None else "gone"
     why = ""
@@ -423,10 +424,8 @@ def timed_out(
     more = len(waiting) - 1
     others = f", and {counted(more, 'other')} with it" if more else ""
     after = describe_timeout(timeout_s)
-    if phase not in TERMINAL and not leads():
-        hint = NO_LEADER
-    else:
-        hint = f"it goes on; look at it with `batchq describe {key}`"
+    hint = "" if phase in TERMINAL else unled()
+    hint = hint or f"it goes on; look at it with `batchq describe {key}`"
     return WaitTimedOut(f"PodGroup {key} is {phase} after {after}{why}{others}", hint=hint)
 
 

@@ -86,9 +86,11 @@ _LACKS_NODES = (*_LACKS_CAPACITY, Waiting.UNSCHEDULABLE)
 
 
 def explain(
-    deciding: TrialScheduler, key: str, events: Sequence[Event] = (), *, led: bool = True
+    deciding: TrialScheduler, key: str, events: Sequence[Event] = (), *, unled: str = ""
 ) -> Why | None:
-    """Explain one group's wait from its `events`; None if there is no such group."""
+    """Explain one group's wait from its `events`; None if there is no such group. `unled` says that
+    no scheduler leads, or is empty.
+    """
     opened = deciding.session()
     group = opened.by_key.get(key)
     if group is None:
@@ -97,7 +99,7 @@ def explain(
     view = overview.group(key)
     assert view is not None
     decided = deciding.decide()
-    waits = _WaitReport(deciding.scheduler, decided, decided.by_key[key], group, led=led)
+    waits = _WaitReport(deciding.scheduler, decided, decided.by_key[key], group, unled=unled)
     history = periods_of(events, view.created_at)
     unfinished = group.phase not in TERMINAL
     return Why(
@@ -115,7 +117,8 @@ def explain(
         finished_at=view.finished_at,
         nodes=view.nodes,
         ending="" if unfinished else _joined(view.reason, view.message),
-        led=led,
+        led=not unled,
+        unled=unled,
         next=waits.next(),
         reasons=waits.reasons(),
         former=waits.former(),
@@ -152,13 +155,13 @@ class _WaitReport:
         group: GroupState,
         before: GroupState,
         *,
-        led: bool,
+        unled: str,
     ) -> None:
         self._scheduler = scheduler
         self._session = session
         self._group = group
         self._before = before
-        self._led = led
+        self._unled = unled
         self.plan: GroupPlan = group_plan(session, group.key)
         self._verdicts = self._current_verdicts()
         #: Why it cannot run with the current nodes and limits; '' if it can.
@@ -213,7 +216,7 @@ class _WaitReport:
         never = bool(self.ever)
         return Explanation(
             verdict=verdict,
-            remedy=remedy_for(self._session, self._group, verdict, led=self._led, never=never),
+            remedy=remedy_for(self._session, self._group, verdict, unled=self._unled, never=never),
             revision=verdict.revision or self._session.snapshot.revision,
         )
 
@@ -348,8 +351,8 @@ def explain_stored(store: RedisStore, key: str, *, or_defaults: bool) -> Why:
 
     find(store, PodGroup, key)
     events = store.events(kind="PodGroup", key=key, most=_MOST_OF_HISTORY)
-    led = schedulers(store).led
-    explanation = explain(TrialScheduler.open(store, or_defaults=or_defaults), key, events, led=led)
+    deciding = TrialScheduler.open(store, or_defaults=or_defaults)
+    explanation = explain(deciding, key, events, unled=schedulers(store).unled)
     if explanation is None:
         raise NotFound(f"PodGroup {key} was deleted just now")
     return explanation

@@ -34,7 +34,6 @@ from batchq.api.resources import Amounts, units_per_whole
 from batchq.api.transaction import POD_GROUPS, Event
 from batchq.api.views import (
     GOALS,
-    NO_LEADER,
     WHOLE_UP_TO,
     GroupView,
     QueueView,
@@ -181,8 +180,8 @@ def view_jobs(call: ApiCall) -> ApiAnswer:
     if reasons:
         shown = [one for one in shown if any(why.reason in reasons for why in one.blockers)]
     waits = any(view.phase not in TERMINAL for view in shown)
-    if waits and not call.client.schedulers().led:
-        notes.append(NO_LEADER)
+    if waits and (unled := call.client.schedulers().unled):
+        notes.append(unled)
     table = call.context.table(shown, overview.at, not namespace, form)
     return ApiAnswer(document={**table, "notes": notes, "unreadable": len(damaged)})
 

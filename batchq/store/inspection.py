@@ -36,6 +36,7 @@ from batchq.store.link import (
     is_count,
     is_forbidden,
     is_wrong_type,
+    text_of_answer,
 )
 from batchq.store.liveness import MOST_FIELDS, damaged_in
 from batchq.store.mirror import Trimmed, after_change, read_changes
@@ -66,6 +67,8 @@ _CHANGES_BETWEEN = 5_000
 _BOOKS_READ = 8
 #: More than any count of writes.
 _ANY_REVISION = 2**53
+#: The part of its maxmemory from which a server may refuse writes.
+_FULL = 0.95
 _BOOKS = (keys.LEDGER, keys.CHARGES, keys.LIMITS)
 #: Reports read from each node's queue, approximately and at most.
 _REPORTS_READ = 1_000
@@ -185,6 +188,24 @@ def look_at_server(store: RedisStore) -> ServerFacts:
         folder=_setting(store, "dir"),
         user=user.decode() if isinstance(user, bytes) else user,
     )
+
+
+def why_writes_are_refused(store: RedisStore) -> str:
+    """Return why the server refuses writes, and what to do, as far as reads can tell; "" if it
+    seems to accept them. Raises StoreUnavailable.
+    """
+    if not store.link.run_id():
+        return ""
+    stated = permitted(lambda: store.link.ask(lambda client: client.info())) or {}
+    used, most = _number(stated, "used_memory") or 0, _number(stated, "maxmemory") or 0
+    log_failed = _flag(stated, "aof_last_write_status", "ok") is False
+    # Without intervals, a save that has failed was asked for, and refuses no writes.
+    save_failed = (
+        _flag(stated, "rdb_last_bgsave_status", "ok") is False and _setting(store, "save") != ""
+    )
+    if save_failed or (log_failed and stated.get("aof_enabled")):
+        return text_of_answer("MISCONF")
+    return text_of_answer("OOM") if most and used >= _FULL * most else ""
 
 
 def read_books(store: RedisStore) -> Books | None:

@@ -596,6 +596,11 @@ _LASTING = ("NOAUTH", "NOPERM", "MOVED", "TOOLARGE", _ACCESS_DAMAGED)
 _DEMOTED = ("READONLY", "MASTERDOWN", "UNBLOCKED")
 
 
+def text_of_answer(code: str) -> str:
+    """Return what a server does that answers with this word, and what to do about it."""
+    return next(f"{message}; {hint}" for word, message, hint in _CODES if word == code)
+
+
 def is_forbidden(error: StoreUnavailable) -> bool:
     """Return whether the server answered that this user may not do what was asked."""
     return error.__cause__ is not None and _word_of(error.__cause__) == "NOPERM"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import redis
 
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
@@ -89,3 +92,45 @@ def test_a_dry_run_reports_no_missing_leader(batchq: Batchq, stage: Stage) -> No
     lines = '{"command": ["true"]}\n'
     assert batchq("submit", "--dry-run", "--", "true").err == ""
     assert batchq("submit", "--dry-run", "--from-file", "-", stdin=lines).err == ""
+
+
+@pytest.fixture
+def full(waiting: Stage, raw: redis.Redis) -> Iterator[Stage]:
+    """A group that waits at a server whose memory is used up, so that no scheduler can lead."""
+    waiting.store.resign("stage")
+    raw.config_set("maxmemory", 1)
+    yield waiting
+    raw.config_set("maxmemory", 0)
+
+
+REFUSES = (
+    "no scheduler leads, probably because the server refuses writes: its maxmemory is used up;"
+    " raise maxmemory or delete what is old"
+)
+
+
+@pytest.mark.both_doors
+@pytest.mark.parametrize(
+    ("words", "is_error"),
+    [
+        (("wait", "x", "--timeout", "50ms"), True),
+        (("jobs",), True),
+        (("why", "x"), False),
+        (("describe", "x"), False),
+    ],
+)
+def test_a_server_that_refuses_writes_is_named_as_why_no_scheduler_leads(
+    batchq: Batchq, full: Stage, words: tuple[str, ...], is_error: bool
+) -> None:
+    done = batchq(*words)
+    assert REFUSES in " ".join((done.err if is_error else done.out).split())
+    assert SAID not in done.out + done.err
+
+
+def test_the_status_of_schedulers_names_a_server_that_refuses_writes(
+    batchq: Batchq, full: Stage
+) -> None:
+    assert batchq("scheduler", "--status").err == (
+        "hint: the server refuses writes: its maxmemory is used up; raise maxmemory or delete what"
+        " is old\n"
+    )

@@ -550,7 +550,7 @@ def test_a_gate_of_another_plugin_is_not_opened_by_batchq() -> None:
     inactive = Verdict(plugin="licences", reason=Waiting.CHECK_INACTIVE, detail="no licence")
     quota = Verdict(plugin="licences", reason=Waiting.WAITING_FOR_QUOTA, detail="no licence")
     for verdict in (theirs, inactive, quota):
-        assert remedy_for(session, session.by_key["default/own"], verdict, led=True) == ""
+        assert remedy_for(session, session.by_key["default/own"], verdict, unled="") == ""
 
 
 def partly_gated() -> World:

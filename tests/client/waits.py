@@ -25,7 +25,7 @@ from batchq.api.objects import (
     SchedulingGate,
 )
 from batchq.api.transaction import Event, Transaction
-from batchq.api.views import Why
+from batchq.api.views import NO_LEADER, Why
 from batchq.assembly import assemble
 from batchq.client.outcomes import TrialScheduler
 from batchq.client.why import explain
@@ -113,7 +113,8 @@ class World:
             snapshot=self.snapshot, scheduler=self.scheduler, now_ms=self.now_ms
         )
         key = f"default/{name}"
-        result = explain(deciding, key, [one for one in self.events if one.key == key], led=led)
+        events = [one for one in self.events if one.key == key]
+        result = explain(deciding, key, events, unled="" if led else NO_LEADER)
         assert result is not None
         return result
 

@@ -20,6 +20,7 @@ from batchq.api.transaction import Delivery, Event, Limit, Transaction
 from batchq.errors import InvalidInput, StoreUnavailable
 from batchq.paths import Home, default_url
 from batchq.store import direct
+from batchq.store.inspection import why_writes_are_refused
 from batchq.store.link import Link, check_info, close_client, new_client
 from batchq.store.redis import RedisStore, open_store
 from batchq.store.rq_link import rq_connection
@@ -185,6 +186,23 @@ def own_server() -> Iterator[Server]:
     """A server that a test may damage."""
     with Server() as server:
         yield server
+
+
+def test_a_read_tells_why_a_server_refuses_writes(own_server: Server) -> None:
+    store, raw = open_store(own_server.url), redis.Redis(unix_socket_path=str(own_server.socket))
+    assert why_writes_are_refused(store) == ""
+    say(raw, "CONFIG SET maxmemory 1")
+    assert why_writes_are_refused(store) == (
+        "refuses writes: its maxmemory is used up; raise maxmemory or delete what is old"
+    )
+    say(raw, "CONFIG SET maxmemory 0")
+    own_server.fail_to_save()
+    full = "refuses writes: it cannot save to its disk; free its disk: `batchq doctor` names the"
+    assert why_writes_are_refused(store) == f"{full} folder"
+    # A save that a person or a replica asked for has failed, which refuses nothing.
+    raw.config_set("save", "")
+    assert why_writes_are_refused(store) == ""
+    store.close()
 
 
 @pytest.mark.parametrize(

@@ -328,19 +328,17 @@ def warn_if_no_leader(client: Client, keys: Sequence[str]) -> None:
 def warn_if_not_led(client: Client) -> None:
     """Warn on stderr if no scheduler leads, unless this cannot be found out now."""
     try:
-        led = client.schedulers().led
+        unled = client.schedulers().unled
     except StoreUnavailable:
         # The groups are submitted, whatever becomes of the server, or of the right to read this.
         return
-    if not led:
-        warn_no_leader()
+    warn_no_leader(unled)
 
 
-def warn_no_leader() -> None:
-    """Warn on stderr that no scheduler leads, and how to start one."""
-    from batchq.api.views import NO_LEADER
-
-    echo(NO_LEADER, err=True)
+def warn_no_leader(unled: str) -> None:
+    """Warn on stderr that no scheduler leads, if `unled` says so."""
+    if unled:
+        echo(unled, err=True)
 
 
 @contextmanager

@@ -541,15 +541,14 @@ def simulate_live(shared: Globals, asked: LiveRequest) -> None:
         check_output(asked.save, "--save", inputs=asked.configs)
     with shared.connect() as client:
         deciding = client.deciding()
-        led = client.schedulers().led
+        unled = client.schedulers().unled
     lasting = Lasting(thousandths=asked.thousandths, assumed_ms=asked.assumed_ms)
     if asked.save is not None:
         _save(deciding, lasting, asked.save)
     with on_interrupt("interrupted; nothing was changed"):
         futures = _futures(asked, deciding, lasting, others)
     _show(asked, compared(deciding.session(), futures), lasting)
-    if not led:
-        warn_no_leader()
+    warn_no_leader(unled)
 
 
 def _futures(

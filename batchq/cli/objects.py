@@ -508,11 +508,17 @@ def apply_content(shared: Globals, content: Content, *, dry_run: bool, output: O
 
 def show_objects(objects: Sequence[Object], form: str) -> None:
     """Print objects for programs: a single one as a manifest, several in a List."""
-    output, shown = output_of(form), manifests(tables.plain_table)
+    output, shown = output_of(form), manifests(tables.plain_table)._replace(row=_manifest)
     if len(objects) == 1 and form != "name":
-        output.page(encode(objects[0]), lambda: None)
+        output.page(_manifest(objects[0]), lambda: None)
     else:
         show_list(output, objects, shown)
+
+
+def _manifest(item: Object) -> dict[str, object]:
+    """Return an object's manifest; without a status if the object has not been stored."""
+    written = encode(item)
+    return written if item.metadata.uid else {k: v for k, v in written.items() if k != "status"}
 
 
 def _stated_resources(applied: Sequence[Applied]) -> Iterator[tuple[str, Iterable[str]]]:

@@ -274,8 +274,10 @@ def resubmit(
         raise UsageError(f"--as names one new group, found {found}", hint="leave --as out")
     with shared.connect() as client:
         groups = [_ended_group(client, key, keys) for key in keys]
-        applied = client.submit_all(_with_new_names(client, groups, new_name), dry_run=dry_run)
-        new = [one.object for one in applied]
+        wanted = _with_new_names(client, groups, new_name)
+        applied = client.submit_all(wanted, dry_run=dry_run)
+        # Without the status and uid that the submission would give them.
+        new = wanted if dry_run else [one.object for one in applied]
         warn(applied)
         if output != "text" or dry_run:
             show_objects(new, "yaml" if output == "text" else output)

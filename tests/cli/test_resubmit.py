@@ -75,10 +75,11 @@ def test_a_dry_run_prints_a_manifest_that_submit_takes(batchq: Batchq, stage: St
     before = stage.names()
     printed = batchq("resubmit", "train", "--dry-run")
     assert printed.code == 0
+    assert "status:" not in printed.out
     assert stage.names() == before
     more = printed.out.replace("1073741824", "2Gi").replace("1Gi", "2Gi")
     done = batchq("submit", "-f", "-", stdin=more)
-    assert (done.code, done.out) == (0, "podgroup default/train-2 submitted\n")
+    assert (done.code, done.out, done.err) == (0, "podgroup default/train-2 submitted\n", "")
 
 
 def test_groups_that_depend_on_each_other_are_submitted_again_together(

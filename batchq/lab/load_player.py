@@ -29,14 +29,14 @@ from batchq.config import SchedulerConfig
 from batchq.core.session.snapshot import Settings
 from batchq.lab.load_run import LoadRun, Tell
 from batchq.lab.schedule import Look, Part, Schedule, schedule_of
-from batchq.lab.traces import Arrival, Load, sharing_specs
+from batchq.lab.traces import Load, sharing_specs
 
 #: A part has at least so many arrivals: a process takes as long to start as to play some hundred.
 LEAST_ARRIVALS = 1_000
 #: Parts differ in length; with several for each process, all processes end at about the same time.
 PARTS_PER_PROCESS = 4
-#: So many waiting jobs are tried to predict idle moments: all would take long, and one after the
-#: other would leave much of the machine idle.
+#: So many waiting jobs are tried at a time to predict idle moments, since all would take long; in a
+#: queue that is first come, first served, one.
 _MOST_TRIED = 32
 #: A process reports how many jobs have finished after each so many.
 _FINISHED_PER_REPORT = 100
@@ -72,7 +72,7 @@ def play_load(
     count = len(os.sched_getaffinity(0)) if processes is None else processes
     firsts: Sequence[int] = ()
     if count > 1 and not watch and look is None and is_forgotten_when_idle(load, config):
-        firsts = likely_parts(load.arrivals, load.capacity, count * PARTS_PER_PROCESS)
+        firsts = likely_parts(load, count * PARTS_PER_PROCESS)
     parts: list[Part] = []
     if len(firsts) > 1:
         given = _Given(load, config.settings, per_event, tuple(firsts))
@@ -100,54 +100,61 @@ def is_forgotten_when_idle(load: Load, config: SchedulerConfig) -> bool:
     )
 
 
-def likely_parts(arrivals: Sequence[Arrival], capacity: int, most: int) -> list[int]:
+def likely_parts(load: Load, most: int) -> list[int]:
     """Return the indices of the first arrivals of up to `most` parts of about equal length, each
     after a moment that is likely to be idle; the first is 0.
     """
-    count = min(most, len(arrivals) // LEAST_ARRIVALS)
+    arrivals = len(load.arrivals)
+    count = min(most, arrivals // LEAST_ARRIVALS)
     if count < 2:
         return [0]
-    length = len(arrivals) / count
-    #: Of each length of arrivals, the longest idle moment within half of it from its beginning.
-    longest: dict[int, tuple[int, int]] = {}
-    for place, idle_s in _idle_moments(arrivals, capacity):
+    length = arrivals / count
+    #: Of each length of arrivals, the longest idle moment within half of it from its beginning, and
+    #: the nearest to that of equal ones.
+    longest: dict[int, tuple[int, float, int]] = {}
+    for place, idle_s in _idle_moments(load):
         part = round(place / length)
         if 0 < part < count:
-            longest[part] = max(longest.get(part, (0, 0)), (idle_s, place))
-    return [0, *sorted(place for _, place in longest.values())]
+            found = (idle_s, -abs(place - part * length), place)
+            longest[part] = max(longest.get(part, found), found)
+    return [0, *sorted(place for *_, place in longest.values())]
 
 
-def _idle_moments(arrivals: Sequence[Arrival], capacity: int) -> Iterator[tuple[int, int]]:
+def _idle_moments(load: Load) -> Iterator[tuple[int, int]]:
     """Yield each arrival's index before which nothing runs or waits, and for how many seconds, if
-    each job starts as soon as it fits on a machine of this capacity, unless many wait before it.
+    each job starts as soon as it fits on one machine, unless it has to wait for its turn.
     """
+    is_strict = any(queue.spec.strategy.type == "StrictFIFO" for queue in load.queues)
+    tried = 1 if is_strict else _MOST_TRIED
     ends: list[tuple[int, int]] = []
     waiting: list[tuple[int, int]] = []
-    free, last_s = capacity, 0
-    for place, one in enumerate(arrivals):
-        if one.run_s is None or one.size > capacity:
+    free, last_s = load.capacity, 0
+    for place, one in enumerate(load.arrivals):
+        if one.run_s is None or one.size > load.capacity:
             # It runs, or waits, for ever.
             return
         while ends and ends[0][0] <= one.at_s:
             last_s, size = heappop(ends)
             free += size
             if not (ends and ends[0][0] == last_s):
-                free = _start_waiting(waiting, ends, last_s, free)
+                free = _start_waiting(waiting, ends, last_s, free, tried)
         if place and not ends and last_s < one.at_s:
             yield place, one.at_s - last_s
         walltime = one.group.spec.walltime
         run_s = one.run_s if walltime is None else min(one.run_s, walltime // SECOND)
         waiting.append((run_s, one.size))
-        if len(waiting) <= _MOST_TRIED:
-            free = _start_waiting(waiting, ends, one.at_s, free)
+        if len(waiting) <= tried:
+            free = _start_waiting(waiting, ends, one.at_s, free, tried)
 
 
 def _start_waiting(
-    waiting: list[tuple[int, int]], ends: list[tuple[int, int]], now_s: int, free: int
+    waiting: list[tuple[int, int]], ends: list[tuple[int, int]], now_s: int, free: int, tried: int
 ) -> int:
-    """Start the first waiting jobs, as (run time, size), that fit; return what is free then."""
+    """Start those of the first `tried` waiting jobs, as (run time, size), that fit; return what is
+    free then.
+    """
     place = 0
-    while free and place < min(len(waiting), _MOST_TRIED):
+    while free and place < min(len(waiting), tried):
         run_s, size = waiting[place]
         if size <= free:
             heappush(ends, (now_s + run_s, size))

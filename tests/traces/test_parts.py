@@ -131,32 +131,47 @@ def test_an_interrupt_ends_all_processes() -> None:
         play_load(load, POLICY_CONFIG, processes=2, tell=interrupt)
 
 
+COUNT = 2 * playing.LEAST_ARRIVALS
+
+
 def test_likely_parts_begin_after_the_longest_idle_moments() -> None:
     """Jobs of 10 s come every 10 s and leave no idle moment, but for 5 s and 50 s."""
-    count = 2 * playing.LEAST_ARRIVALS
-    jobs = [job(number, 10 * number, 1, 10) for number in range(count)]
-    assert likely_parts(jobs, 4, 8) == [0]
+    jobs = [job(number, 10 * number, 1, 10) for number in range(COUNT)]
+    assert likely_parts(a_load(*jobs), 8) == [0]
     late = [
         structs.replace(one, at_s=one.at_s + 5 * (place >= 900) + 50 * (place >= 1100))
         for place, one in enumerate(jobs)
     ]
-    assert likely_parts(late, 4, 8) == [0, 1100]
-    assert likely_parts(late, 4, 1) == [0]
-    assert likely_parts(late[:-1], 4, 8) == [0]
+    assert likely_parts(a_load(*late), 8) == [0, 1100]
+    assert likely_parts(a_load(*late), 1) == [0]
+    assert likely_parts(a_load(*late[:-1]), 8) == [0]
 
 
 def test_jobs_that_wait_for_others_leave_no_idle_moment() -> None:
     """The whole machine is needed for 15 s by jobs that come every 10 s."""
-    count = 2 * playing.LEAST_ARRIVALS
-    jobs = [job(number, 10 * number, 4, 15) for number in range(count)]
-    assert likely_parts(jobs, 4, 8) == [0]
+    jobs = [job(number, 10 * number, 4, 15) for number in range(COUNT)]
+    assert likely_parts(a_load(*jobs), 8) == [0]
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("easy", [0, 1002]), ("fcfs", [0])])
+def test_in_a_strict_queue_no_job_passes_the_first_that_waits(
+    policy: str, expected: list[int]
+) -> None:
+    """Of each three jobs, the second needs the whole machine and the third fits beside the first:
+    they take 20 s, or 30 s one after the other. The next three come after 25 s.
+    """
+    jobs = [
+        job(3 * three + place, 25 * three + place, size, 10)
+        for three in range(COUNT // 3 + 1)
+        for place, size in enumerate((1, 4, 1))
+    ]
+    assert likely_parts(a_load(*jobs, policy=policy), 2) == expected
 
 
 @pytest.mark.parametrize("endless", [job(5, 0, 1, None), job(5, 0, 9, 1)])
 def test_nothing_is_idle_after_a_job_that_never_ends(endless: Arrival) -> None:
-    count = 2 * playing.LEAST_ARRIVALS
-    jobs = [endless, *(job(number, 20 * number, 1, 10) for number in range(1, count))]
-    assert likely_parts(jobs, 4, 8) == [0]
+    jobs = [endless, *(job(number, 20 * number, 1, 10) for number in range(1, COUNT))]
+    assert likely_parts(a_load(*jobs), 8) == [0]
 
 
 def test_usage_of_several_queues_budgets_and_dependencies_outlast_an_idle_moment() -> None:

@@ -332,7 +332,7 @@ def removals(request: str, acknowledged: Sequence[AcknowledgedReport | None]) ->
     names = [
         name for node in by_node for name in (keys.report_queue(node), keys.wake_up_channel(node))
     ]
-    return [([request, *names], arguments)]
+    return [([request, keys.objects("Pod"), *names], arguments)]
 
 
 def _read(node: str, subject: bytes, raw: bytes, pod: bytes) -> QueuedReport | None:
@@ -383,8 +383,12 @@ class WakeReason(StrEnum):
 
 
 EVERYTHING = frozenset(WakeReason)
+#: The field with the wake reason.
+_WORD = b"word"
 #: The field that names jobs beside the wake reason, and how many jobs a listener keeps.
 _JOBS, _MOST_ANNOUNCED = b"jobs", 8
+#: The field with a pod that the notification is about.
+_POD = b"pod"
 
 
 def notify(link: Link, nodes: Sequence[str], word: WakeReason) -> None:
@@ -452,6 +456,8 @@ class WakeUpChannel:
         # From the oldest entry kept: notifications sent before the agent listened are read now.
         self._last_id = "0-0"
         self._announced: list[bytes] = []
+        #: The pods of the applied claims that were heard of; None if some are not known.
+        self._claimed: list[bytes] | None = []
         self._requests_key = keys.exec_requests(node)
         #: The last entry of the requests that was read; "" while nothing listens to them.
         self._last_request = ""
@@ -477,6 +483,13 @@ class WakeUpChannel:
         """
         found, self._announced = self._announced, []
         return found
+
+    def take_claimed(self) -> list[bytes]:
+        """Return the pods of all claims that were applied since the last call, as stored with
+        that; none if a notification had none, or may have been missed.
+        """
+        found, self._claimed = self._claimed, []
+        return found or []
 
     def fileno(self) -> int | None:
         """The descriptor, readable when a notification may have come; None while
@@ -523,6 +536,7 @@ class WakeUpChannel:
         except (broken.RedisError, OSError):
             self._let_go()
             self._not_before = time.monotonic() + _AGAIN_S
+            self._claimed = None
             return EVERYTHING
         self._asked_at = None
         if not reply:
@@ -543,16 +557,24 @@ class WakeUpChannel:
         if not entries:
             return frozenset()
         self._last_id = entries[-1][0].decode()
-        pairs = [
-            pair for _, fields in entries for pair in zip(fields[::2], fields[1::2], strict=False)
-        ]
-        words = {value.decode(errors="replace") for name, value in pairs if name != _JOBS}
-        jobs = [job for name, value in pairs if name == _JOBS for job in value.split()]
-        self._announced = (self._announced + jobs)[-_MOST_ANNOUNCED:]
+        words = {word for _, fields in entries for word in self._note(fields)}
         # A reason from a later version may mean anything.
         if len(entries) == NODE_NOTIFICATIONS_KEPT or not words <= set(WakeReason):
+            self._claimed = None
             return EVERYTHING
         return frozenset(map(WakeReason, words))
+
+    def _note(self, fields: Sequence[bytes]) -> set[str]:
+        """Note what a notification is about, and return its wake reasons."""
+        pairs = list(zip(fields[::2], fields[1::2], strict=False))
+        words = {value.decode(errors="replace") for name, value in pairs if name == _WORD}
+        jobs = [job for name, value in pairs if name == _JOBS for job in value.split()]
+        self._announced = (self._announced + jobs)[-_MOST_ANNOUNCED:]
+        if WakeReason.CLAIMS in words:
+            pods = [value for name, value in pairs if name == _POD]
+            is_known = pods and self._claimed is not None
+            self._claimed = [*(self._claimed or ()), *pods] if is_known else None
+        return words or {""}
 
     def _next_id(self) -> str:
         """Return the entry to wait after, following a silence."""

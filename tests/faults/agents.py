@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import Ended, PodAttempt, StartClaim
-from batchq.api.objects import PodGroup
+from batchq.api.objects import Pod, PodGroup
 from batchq.errors import StoreUnavailable
 from batchq.ports import Clock
 from batchq.worker.agent import messages
@@ -90,6 +91,9 @@ class Agent:
         self._has_begun = self._has_heard_of_stops = False
         self._away_until = self._beat_at = self._settle_at = self._reconcile_at = 0
         self._leases_at = 0
+        #: The pods that the next late notification carries, and whether the next one is late.
+        self._carried: tuple[Pod, ...] = ()
+        self._is_late = False
         self._last_port = FIRST_PORT
         self._own_server = store.watch()
         self._new_state()
@@ -143,6 +147,7 @@ class Agent:
                 return
         for pulled in self._pulls.ended(now_ms):
             self._tell(pulled)
+        self._hear_of_claims(now_ms)
         if now_ms >= self._away_until and not self._succeeds(self._claim_and_launch):
             self._away_until = now_ms + self._paces.look_ms
         if self._has_heard_of_stops:
@@ -155,6 +160,17 @@ class Agent:
         self.state.check()
         self._pulls.check(self.state)
         self._plan(now_ms)
+
+    def _hear_of_claims(self, now_ms: int) -> None:
+        """Receive the pods that run, as a notification carries them; every other one is late."""
+        carried = self._store.carried(sorted(self.state.known_pods()))
+        late, self._carried = self._carried, carried
+        self._is_late = not self._is_late
+        pods = late if self._is_late else carried
+        running = tuple(pod for pod in pods if pod.status.phase == PodPhase.RUNNING)
+        if running:
+            event = messages.ClaimsApplied(now_ms=now_ms, pods=running)
+            self._succeeds(lambda: self._tell(event))
 
     def _succeeds(self, do: Callable[[], object]) -> bool:
         try:

@@ -368,6 +368,11 @@ class FaultyStore:
     def get_many(self, kind: str, keys: Sequence[str]) -> Mapping[str, Object]:
         return self.line.call("get many", lambda: self._server.store.get_many(kind, keys))
 
+    def carried(self, pods: Sequence[str]) -> tuple[Pod, ...]:
+        """Return these pods as a notification that the server sends now carries them."""
+        found = self._server.store.get_many("Pod", pods)
+        return tuple(one for one in found.values() if isinstance(one, Pod))
+
     def list(self, kind: str, *, namespace: str = "") -> Sequence[Object]:
         return self.line.call("list", lambda: self._server.store.list(kind, namespace=namespace))
 

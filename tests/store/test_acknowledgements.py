@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import select
 from typing import cast
 
 import pytest
 import redis
+from msgspec import structs
 
 from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import Ended, NodeReport, PodOutcome, StartClaim
 from batchq.api.objects import Pod
 from batchq.api.transaction import Commit, Transaction
 from batchq.store import commits, node_channels
-from batchq.store.node_channels import AcknowledgedReport, QueuedReport
+from batchq.store.node_channels import (
+    AcknowledgedReport,
+    QueuedReport,
+    WakeReason,
+    WakeUpChannel,
+)
 from batchq.store.redis import RedisStore
 from tests.contract.made import pod, put, queue, writing
 
@@ -64,6 +71,47 @@ def test_the_report_of_an_applied_transaction_is_removed_and_acknowledged(
     notifications = cast("list[tuple[bytes, dict[bytes, bytes]]]", raw.xrange(LEADER_CHANNEL))
     assert [fields for _, fields in notifications] == [{b"word": b"claims"}]
     assert 0 < raw.ttl(LEADER_CHANNEL) <= 24 * 3600
+
+
+def test_a_notification_carries_the_pods_of_all_claims_that_it_acknowledges(
+    redis_store: RedisStore, raw: redis.Redis
+) -> None:
+    for number in (0, 1):
+        redis_store.report_queues.post("n1", claim(number))
+    first, second = look(redis_store)
+    running = [pod(number, phase=PodPhase.RUNNING, attempt=1, node="n1") for number in (0, 1)]
+    commit(
+        redis_store,
+        (writing(put(running[0])), AcknowledgedReport(entry=first, notifies=True)),
+        (writing(put(running[1])), AcknowledgedReport(entry=second, notifies=True)),
+    )
+    bell = WakeUpChannel(redis_store.url, "n1")
+    bell.listen()
+    assert select.select([bell.fileno()], [], [], 10)[0]
+    assert bell.hear() == {WakeReason.CLAIMS}
+    assert bell.take_claimed() == [raw.hget("{bq}:Pod", f"u1-1-{number}") for number in (0, 1)]
+    bell.close()
+
+
+@pytest.mark.parametrize("size", [10, 20_000], ids=["one is missing", "they are large"])
+def test_a_notification_carries_no_pods_if(
+    redis_store: RedisStore, raw: redis.Redis, size: int
+) -> None:
+    for number in (0, 1):
+        redis_store.report_queues.post("n1", claim(number))
+    first, second = look(redis_store)
+    running = pod(0, phase=PodPhase.RUNNING, attempt=1, node="n1")
+    status = structs.replace(running.status, message="m" * size)
+    commit(
+        redis_store,
+        (
+            writing(put(structs.replace(running, status=status))),
+            AcknowledgedReport(entry=first, notifies=True),
+        ),
+        (making("a"), AcknowledgedReport(entry=second, notifies=True)),
+    )
+    notifications = cast("list[tuple[bytes, dict[bytes, bytes]]]", raw.xrange(LEADER_CHANNEL))
+    assert [fields for _, fields in notifications] == [{b"word": b"claims"}]
 
 
 def test_only_requested_notifications_are_sent(redis_store: RedisStore, raw: redis.Redis) -> None:

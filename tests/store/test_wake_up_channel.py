@@ -188,6 +188,26 @@ def test_a_listener_keeps_the_newest_jobs_that_notifications_name(
     assert bell.take_announced() == []
 
 
+def test_a_listener_keeps_the_pods_of_applied_claims_if_it_has_heard_of_all(
+    redis_store: RedisStore, raw: redis.Redis, bell: WakeUpChannel
+) -> None:
+    bell.listen()
+    raw.execute_command("XADD", KEY, "*", "word", "claims", "pod", "a", "pod", "b")
+    assert words_heard(bell) == {WakeReason.CLAIMS}
+    assert bell.take_claimed() == [b"a", b"b"]
+    assert bell.take_claimed() == []
+    raw.execute_command("XADD", KEY, "*", "word", "claims", "pod", "c")
+    notify(redis_store.link, ["n1"], WakeReason.CLAIMS)
+    bell.listen()
+    assert words_heard(bell) == {WakeReason.CLAIMS}
+    assert bell.take_claimed() == []
+    for _ in range(8):
+        raw.execute_command("XADD", KEY, "*", "word", "claims", "pod", "d")
+    bell.listen()
+    assert words_heard(bell) == EVERYTHING
+    assert bell.take_claimed() == []
+
+
 def test_only_a_few_of_many_notifications_are_kept(
     redis_store: RedisStore, raw: redis.Redis
 ) -> None:

@@ -107,6 +107,33 @@ def test_a_pod_starts_only_after_its_claim_was_posted() -> None:
     assert starts == [PodState.CLAIMED, PodState.MEETING]
 
 
+def test_a_claimed_pod_that_the_notification_carries_starts_without_being_read() -> None:
+    agent = an_agent()
+    claim(agent, POD, a_bound_pod(1))
+    [started] = agent.handle(messages.ClaimsApplied(now_ms=1_001, pods=(granted(POD),)))
+    assert isinstance(started, messages.StartPod)
+    assert (started.attempt, agent.state_of(HERE)) == (HERE, PodState.RUNNING)
+    # The claim of the other pod has not been applied yet.
+    assert agent.handle(messages.ClaimsDue(now_ms=1_002)) == []
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        changed(granted(POD), attempt=POD.status.attempt - 1),
+        structs.replace(granted(POD), metadata=structs.replace(POD.metadata, uid="u9-1-0")),
+        structs.replace(granted(POD), spec=structs.replace(POD.spec, ports=1)),
+    ],
+    ids=["of a former attempt", "of another pod", "of a gang that meets"],
+)
+def test_claimed_pods_are_read_if_the_notification_carries_another(pod: Pod) -> None:
+    agent = an_agent()
+    claim(agent, POD)
+    assert agent.handle(messages.ClaimsApplied(now_ms=1_001, pods=(pod,))) == []
+    assert agent.state_of(HERE) == PodState.CLAIMED
+    assert agent.handle(messages.ClaimsDue(now_ms=1_001)) == [messages.ReadClaimedPods((HERE.pod,))]
+
+
 def test_an_invalid_move_tells_what_happened_before() -> None:
     agent = an_agent()
     start(agent, POD)

@@ -1,31 +1,46 @@
 -- Removes the node reports whose transactions a commit has applied, except those that a newer
 -- report has replaced, and notifies the nodes that wait for their acknowledgement.
--- KEYS: 1 the request of the commit, then for each node its report queue and its wake-up channel.
+-- KEYS: 1 the request of the commit, 2 the objects of pods, then for each node its report queue and
+--       its wake-up channel.
 -- ARGV: 1 wake-ups kept, 2 seconds to keep a channel, 3 the wake reason; then for each node
 --       the number of reports, then for each its transaction's place in the commit (1, 2, ...),
 --       subject, report, and 'yes' if its node is to be notified or ''.
 -- Answers: how many were removed.
+
+-- The most bytes of pods in a notification. If those whose reports it acknowledges have more, it
+-- has none of them, and the agent reads them.
+local MOST_POD_BYTES = 16384
+
 local refused = refuse_size()
 if refused then return refused end
 local answered = redis.call('GET', KEYS[1])
 if not answered then return 0 end
 local answers = cjson.decode(answered)[2]
 local taken, place = 0, 4
-for node = 2, #KEYS, 2 do
+for node = 3, #KEYS, 2 do
   local last = math.min(place + 4 * tonumber(ARGV[place]), #ARGV)
-  local notifies = false
+  local notifies, pods, bytes = false, {}, 0
   for report = place + 1, last - 3, 4 do
     local answer = answers[tonumber(ARGV[report])]
     if answer and answer[1] == 'ok' then
       if redis.pcall('HGET', KEYS[node], ARGV[report + 1]) == ARGV[report + 2] then
         taken = taken + redis.call('HDEL', KEYS[node], ARGV[report + 1])
       end
-      notifies = notifies or ARGV[report + 3] ~= ''
+      if ARGV[report + 3] ~= '' then
+        notifies = true
+        local uid = string.match(ARGV[report + 1], '^(.+)%-%d+$')
+        local pod = uid and redis.pcall('HGET', KEYS[2], uid)
+        bytes = bytes + (type(pod) == 'string' and #pod or MOST_POD_BYTES + 1)
+        if bytes > MOST_POD_BYTES then pods = {} else
+          pods[#pods + 1], pods[#pods + 2] = 'pod', pod
+        end
+      end
     end
   end
   -- A damaged wake-up channel is ignored.
   if notifies then
-    redis.pcall('XADD', KEYS[node + 1], 'MAXLEN', ARGV[1], '*', 'word', ARGV[3])
+    redis.pcall('XADD', KEYS[node + 1], 'MAXLEN', ARGV[1], '*', 'word', ARGV[3],
+      unpack(pods))
     redis.pcall('EXPIRE', KEYS[node + 1], ARGV[2])
   end
   place = last + 1

@@ -30,6 +30,7 @@ from batchq.api.node_report import (
     PodAttempt,
 )
 from batchq.api.notation import HOUR, SECOND
+from batchq.api.objects import Pod
 from batchq.api.transaction import LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.errors import StoreUnavailable
 from batchq.store import records
@@ -528,19 +529,25 @@ class Agent:
         return True
 
     def _hear(self, reasons: frozenset[WakeReason]) -> None:
-        if WakeReason.CLAIMS in reasons:
-            self._handle(ClaimsApplied(now_ms=monotonic_ms()))
-        if WakeReason.STOPS in reasons:
-            try:
+        try:
+            if WakeReason.CLAIMS in reasons:
+                self._handle(ClaimsApplied(now_ms=monotonic_ms(), pods=self._claimed_pods()))
+            if WakeReason.STOPS in reasons:
                 self._handle(StopsAnnounced(now_ms=monotonic_ms()))
-            except StoreUnavailable as trouble:
-                # The next renewal reads the stops, too.
-                self._outage.failed(trouble)
+        except StoreUnavailable as trouble:
+            # The claims are checked again soon, and the next renewal reads the stops, too.
+            self._outage.failed(trouble)
         if requests := self._listener.take_requests():
             try:
                 self._exec.open_all(requests, frozenset(self._jobs))
             except StoreUnavailable as trouble:
                 self._outage.failed(trouble)
+
+    def _claimed_pods(self) -> tuple[Pod, ...]:
+        """Return the pods of the claims that were applied; none if they are to be read."""
+        found = [records.pod_if_readable(raw) for raw in self._listener.take_claimed()]
+        pods = tuple(pod for pod in found if pod is not None)
+        return pods if len(pods) == len(found) else ()
 
     def _collect(self, attempt: PodAttempt, exit_code: int) -> HorseEnd:
         """Return the end of a work-horse's attempt, with what it has left."""

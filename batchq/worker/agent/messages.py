@@ -40,7 +40,12 @@ class ClaimsDue(AgentEvent, frozen=True):
 
 
 class ClaimsApplied(AgentEvent, frozen=True):
-    """The leader has announced that it applied claims of this node."""
+    """The leader has announced that it applied claims of this node.
+
+    `pods`: all of them as the leader has stored them, if it has sent them along.
+    """
+
+    pods: tuple[Pod, ...] = ()
 
 
 class ClaimedPodsRead(AgentEvent, frozen=True):

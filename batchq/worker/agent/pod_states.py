@@ -407,6 +407,16 @@ def told(entry: object) -> str:
             return str(entry)
 
 
+def claimed_among(pods: PodTable, sent: Iterable[Pod]) -> dict[str, Pod]:
+    """Return by uid those of the pods whose present attempt waits for its claim alone: what was
+    sent along may be old, and a pod of a gang waits for the others, too.
+    """
+    claimed = pods.attempts(PodState.CLAIMED)
+    return {
+        pod.metadata.uid: pod for pod in sent if attempt_of(pod) in claimed and not pod.spec.ports
+    }
+
+
 _LACK_IMAGES = (PodState.DELIVERED, PodState.PULLING)
 
 

@@ -264,9 +264,12 @@ class AgentState:
             self._check_at, self._pause_ms = event.now_ms, self._paces.check_first_ms
         return instructions
 
-    def _on_claims_applied(self, _event: ClaimsApplied) -> Instructions:
-        self._check_at, self._pause_ms = 0, self._paces.check_first_ms
-        return []
+    def _on_claims_applied(self, event: ClaimsApplied) -> Instructions:
+        granted = pod_states.claimed_among(self._pods, event.pods)
+        if not granted or len(granted) < len(event.pods):
+            self._check_at, self._pause_ms = 0, self._paces.check_first_ms
+        read = ClaimedPodsRead(now_ms=event.now_ms, pods=granted)
+        return self._on_claimed_pods(read) if granted else []
 
     def _check_claims(self, event: ClaimsDue) -> Instructions:
         waiting, now_ms = self._pods.of(*STARTING), event.now_ms

@@ -66,6 +66,10 @@ class WakeUpListener:
         """Return and forget the jobs that notifications have named; see `WakeUpChannel`."""
         return self._channel.take_announced()
 
+    def take_claimed(self) -> list[bytes]:
+        """Return and forget the pods of applied claims; see `WakeUpChannel`."""
+        return self._channel.take_claimed()
+
     def limit(self, free: int) -> int:
         """Return how many jobs to ask for, of the `free` ones: one if no wake-up announced any,
         and few at first, because most wake-ups announce one pod.

@@ -1,4 +1,4 @@
-"""Report queues of nodes, wake-up channels, the pods on a node, and batches of attempts.
+"""Report queues of nodes, wake-up channels, and batches of attempts.
 
 A node writes its own report queue and notifies the leader on a channel that all nodes share. It
 posts by plain commands or by a script that names only these keys and its own: a server asks for
@@ -9,10 +9,9 @@ one. The leader applies reports and removes them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from functools import partial
 from itertools import chain
 from typing import Any, cast
 
@@ -22,12 +21,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 from redis.retry import Retry
 
-from batchq.api.lifecycle import ON_NODE
 from batchq.api.node_report import Ended, NodeReport, StartClaim, decode, encode
 from batchq.api.notation import shown, subdomain_problem
 from batchq.api.objects import Pod, PodGroup
-from batchq.api.resources import ONE_POD, PODS
-from batchq.api.transaction import Delivery, node_scope
+from batchq.api.transaction import Delivery
 from batchq.errors import StoreUnavailable
 from batchq.store import keys, records, scripts
 from batchq.store.direct import NOTHING, forget_idle, read_arrived
@@ -43,12 +40,8 @@ from batchq.store.link import (
     new_client,
 )
 from batchq.store.liveness import Renewal, renewal_of
-from batchq.store.pages import PAGE, read_many
 from batchq.store.records import (
     DAMAGE,
-    field_of_key,
-    head_of,
-    key_of_field,
     name_of,
     read_record,
     reason_of,
@@ -458,6 +451,11 @@ class WakeUpChannel:
         self._announced: list[bytes] = []
         #: The pods of the applied claims that were heard of; None if some are not known.
         self._claimed: list[bytes] | None = []
+        #: The same of delivered jobs, by id.
+        self._arrived: dict[bytes, bytes] | None = {}
+        #: Whether everything that was sent before the last answer has been heard of by then; what
+        #: comes next is new.
+        self._is_up_to_date = False
         self._requests_key = keys.exec_requests(node)
         #: The last entry of the requests that was read; "" while nothing listens to them.
         self._last_request = ""
@@ -490,6 +488,13 @@ class WakeUpChannel:
         """
         found, self._claimed = self._claimed, []
         return found or []
+
+    def take_arrived(self) -> dict[bytes, bytes] | None:
+        """Return the jobs that were delivered since the last call, with their pods; None if the
+        queue may have others. Each has just been delivered.
+        """
+        found, self._arrived = self._arrived, {}
+        return found
 
     def fileno(self) -> int | None:
         """The descriptor, readable when a notification may have come; None while
@@ -536,12 +541,13 @@ class WakeUpChannel:
         except (broken.RedisError, OSError):
             self._let_go()
             self._not_before = time.monotonic() + _AGAIN_S
-            self._claimed = None
+            self._claimed = self._arrived = None
             return EVERYTHING
         self._asked_at = None
         if not reply:
             # The stream may have been recreated during the silence.
             self._last_id = self._next_id()
+            self._is_up_to_date = self._last_id != "0-0"
             return frozenset()
         # A map or a list of pairs, depending on the protocol's version.
         found = dict(reply.items() if isinstance(reply, dict) else reply)
@@ -558,9 +564,10 @@ class WakeUpChannel:
             return frozenset()
         self._last_id = entries[-1][0].decode()
         words = {word for _, fields in entries for word in self._note(fields)}
+        self._is_up_to_date = True
         # A reason from a later version may mean anything.
         if len(entries) == NODE_NOTIFICATIONS_KEPT or not words <= set(WakeReason):
-            self._claimed = None
+            self._claimed = self._arrived = None
             return EVERYTHING
         return frozenset(map(WakeReason, words))
 
@@ -570,10 +577,16 @@ class WakeUpChannel:
         words = {value.decode(errors="replace") for name, value in pairs if name == _WORD}
         jobs = [job for name, value in pairs if name == _JOBS for job in value.split()]
         self._announced = (self._announced + jobs)[-_MOST_ANNOUNCED:]
+        pods = [value for name, value in pairs if name == _POD]
         if WakeReason.CLAIMS in words:
-            pods = [value for name, value in pairs if name == _POD]
             is_known = pods and self._claimed is not None
             self._claimed = [*(self._claimed or ()), *pods] if is_known else None
+        if WakeReason.PODS in words:
+            # An old notification may be of an attempt that has run since.
+            is_known = self._is_up_to_date and self._arrived is not None
+            is_known = is_known and 0 < len(jobs) == len(pods)
+            arrived = dict(zip(jobs, pods, strict=False))
+            self._arrived = {**(self._arrived or {}), **arrived} if is_known else None
         return words or {""}
 
     def _next_id(self) -> str:
@@ -601,88 +614,10 @@ class WakeUpChannel:
 
     def _let_go(self) -> None:
         connection, self._connection, self._asked_at = self._connection, None, None
+        self._is_up_to_date = False
         if connection is not None:
             connection.disconnect()
             self._client.connection_pool.release(connection)
-
-
-#: After this many answers by the ledger, all pods are looked through: every ten minutes for an
-#: agent that asks every ten seconds.
-ANSWERS_BY_COUNT = 60
-
-
-class PodsByNode:
-    """The pods on nodes of one server. Methods raise StoreUnavailable."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        # The first look reads all pods: the ledger has not been checked yet.
-        self._answers_left = 0
-
-    def pods(self, node: str, known: Collection[str] | None) -> Iterator[Pod]:
-        """Yield the pods that occupy a node; one may come twice.
-
-        `known`: the keys of pods that the caller knows, on the node or not; None if it has none to
-        offer.
-        """
-        if known is not None and self._answers_left > 0:
-            self._answers_left -= 1
-            found, counted = self._found_and_counted(node, sorted(known))
-            if counted == b"%d" % (len(found) * ONE_POD):
-                yield from found
-                return
-        yield from self._all(node)
-        self._answers_left = ANSWERS_BY_COUNT
-
-    def _found_and_counted(self, node: str, known: Sequence[str]) -> tuple[list[Pod], bytes]:
-        """Return those of the known pods that are on the node, and the ledger's count there, at one
-        instant.
-        """
-        field = f"{node_scope(node)} {PODS}"
-
-        fields = [field_of_key(key) for key in known]
-
-        def asked(client: Any) -> tuple[list[bytes | None], bytes | None]:
-            pipeline = client.pipeline(transaction=True)
-            if fields:
-                pipeline.hmget(keys.objects("Pod"), fields)
-            pipeline.hget(keys.LEDGER, field)
-            *stored, counted = pipeline.execute()
-            return (stored[0] if stored else [None] * len(known)), counted
-
-        stored, counted = self._link.ask(asked)
-        found = {key: one for key, one in zip(known, stored, strict=True) if one is not None}
-        return list(_pods_on(node, found)), counted or b"0"
-
-    def _all(self, node: str) -> Iterator[Pod]:
-        """Find all pods on the node. Heads are read first: they are short, and most pods have
-        ended.
-        """
-        cursor = 0
-        while True:
-            following, heads = self._link.ask(partial(_heads_of_pods, cursor=cursor))
-            there = [
-                key_of_field(field) for field, head in heads.items() if head_of(head)[1] in ON_NODE
-            ]
-            if there:
-                yield from _pods_on(node, read_many(self._link, "Pod", there))
-            if (cursor := int(following)) == 0:
-                return
-
-
-def _pods_on(node: str, stored: Mapping[str, bytes]) -> Iterator[Pod]:
-    """Yield the pods on the node. Unreadable ones are left out; the leader reports them."""
-    for key, value in stored.items():
-        pod = read_record("Pod", key, value)
-        if isinstance(pod, Pod) and pod.status.node == node and pod.status.phase in ON_NODE:
-            yield pod
-
-
-def _heads_of_pods(client: Any, cursor: int) -> tuple[int, dict[bytes, bytes]]:
-    return cast(
-        tuple[int, dict[bytes, bytes]],
-        client.hscan(keys.heads("Pod"), cursor=cursor, count=PAGE),
-    )
 
 
 #: Fields in one command, during which the server does nothing else.

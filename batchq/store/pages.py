@@ -1,4 +1,5 @@
-"""Stored objects of a kind: all of them, those with given keys, and lists a page at a time.
+"""Stored objects of a kind: all of them, those with given keys, and lists a page at a time; and the
+pods on a node.
 
 A list has its names first, then the objects of each page. The names come from the heads, which are
 small (HSCAN, thousands a reply) and hold phase and uid; objects are read only when their page is
@@ -11,19 +12,22 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import redis
 
-from batchq.api.objects import NAMESPACED, Unreadable
+from batchq.api.lifecycle import ON_NODE
+from batchq.api.objects import NAMESPACED, Pod, Unreadable
+from batchq.api.resources import ONE_POD, PODS
+from batchq.api.transaction import node_scope
 from batchq.api.views import Page
 from batchq.errors import StoreUnavailable
 from batchq.store import keys
 from batchq.store.direct import AskedAhead
 from batchq.store.link import Link, is_forbidden, is_wrong_type
-from batchq.store.records import Entry, field_of_key, key_of_field, read_record
+from batchq.store.records import Entry, field_of_key, head_of, key_of_field, read_record
 
 #: Objects per reply while listing: at least, and, as far as this many bytes hold them, at most.
 PAGE = 1_000
@@ -190,3 +194,82 @@ def _entry(field: bytes, head: bytes) -> Entry:
     if len(parts) < 4:
         return (b"", field, b"")
     return (parts[2].partition(b" ")[0], field, parts[1])
+
+
+#: After this many answers by the ledger, all pods are looked through: every ten minutes for an
+#: agent that asks every ten seconds.
+ANSWERS_BY_COUNT = 60
+
+
+class PodsByNode:
+    """The pods on nodes of one server. Methods raise StoreUnavailable."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        # The first look reads all pods: the ledger has not been checked yet.
+        self._answers_left = 0
+
+    def pods(self, node: str, known: Collection[str] | None) -> Iterator[Pod]:
+        """Yield the pods that occupy a node; one may come twice.
+
+        `known`: the keys of pods that the caller knows, on the node or not; None if it has none to
+        offer.
+        """
+        if known is not None and self._answers_left > 0:
+            self._answers_left -= 1
+            found, counted = self._found_and_counted(node, sorted(known))
+            if counted == b"%d" % (len(found) * ONE_POD):
+                yield from found
+                return
+        yield from self._all(node)
+        self._answers_left = ANSWERS_BY_COUNT
+
+    def _found_and_counted(self, node: str, known: Sequence[str]) -> tuple[list[Pod], bytes]:
+        """Return those of the known pods that are on the node, and the ledger's count there, at one
+        instant.
+        """
+        field = f"{node_scope(node)} {PODS}"
+
+        fields = [field_of_key(key) for key in known]
+
+        def asked(client: Any) -> tuple[list[bytes | None], bytes | None]:
+            pipeline = client.pipeline(transaction=True)
+            if fields:
+                pipeline.hmget(keys.objects("Pod"), fields)
+            pipeline.hget(keys.LEDGER, field)
+            *stored, counted = pipeline.execute()
+            return (stored[0] if stored else [None] * len(known)), counted
+
+        stored, counted = self._link.ask(asked)
+        found = {key: one for key, one in zip(known, stored, strict=True) if one is not None}
+        return list(_pods_on(node, found)), counted or b"0"
+
+    def _all(self, node: str) -> Iterator[Pod]:
+        """Find all pods on the node. Heads are read first: they are short, and most pods have
+        ended.
+        """
+        cursor = 0
+        while True:
+            following, heads = self._link.ask(partial(_heads_of_pods, cursor=cursor))
+            there = [
+                key_of_field(field) for field, head in heads.items() if head_of(head)[1] in ON_NODE
+            ]
+            if there:
+                yield from _pods_on(node, read_many(self._link, "Pod", there))
+            if (cursor := int(following)) == 0:
+                return
+
+
+def _pods_on(node: str, stored: Mapping[str, bytes]) -> Iterator[Pod]:
+    """Yield the pods on the node. Unreadable ones are left out; the leader reports them."""
+    for key, value in stored.items():
+        pod = read_record("Pod", key, value)
+        if isinstance(pod, Pod) and pod.status.node == node and pod.status.phase in ON_NODE:
+            yield pod
+
+
+def _heads_of_pods(client: Any, cursor: int) -> tuple[int, dict[bytes, bytes]]:
+    return cast(
+        tuple[int, dict[bytes, bytes]],
+        client.hscan(keys.heads("Pod"), cursor=cursor, count=PAGE),
+    )

@@ -50,13 +50,12 @@ from batchq.store.mirror import (
 )
 from batchq.store.node_channels import (
     AcknowledgedReport,
-    PodsByNode,
     ReportQueues,
     add_taking_out,
     is_recreated,
 )
 from batchq.store.outage import Backoff, Outage
-from batchq.store.pages import PAGE, read_many, read_one, scan_objects
+from batchq.store.pages import PAGE, PodsByNode, read_many, read_one, scan_objects
 from batchq.store.records import (
     error_of,
     field_named,

@@ -48,6 +48,8 @@ _QUEUE_PREFIX = "bq-node-"
 _KEY_OF_QUEUE = Queue.redis_queue_namespace_prefix
 #: A pod's uid and a number are far shorter.
 _MAX_PAYLOAD_BYTES = 16 * 1024
+#: Of an attempt: Lua's numbers have no more.
+_MOST_DIGITS = 16
 _ID = re.compile(rb"[A-Za-z0-9_-]{1,200}")
 
 
@@ -104,6 +106,8 @@ class PodJob(Job):
 
     #: The pod's bytes in the store when the record was read; None if the pod was not read.
     pod: bytes | None = None
+    #: The attempt of a job that came along with a notification, and has no record here.
+    arrived: PodAttempt | None = None
 
     def restore(self, raw_data: Any) -> None:
         """Take the payload from the record, and nothing that would make RQ call or do more.
@@ -125,6 +129,8 @@ class PodJob(Job):
 
     def requested_attempt(self) -> PodAttempt:
         """Return the pod's attempt. Raise NotOurs."""
+        if self.arrived is not None:
+            return self.arrived
         try:
             name, arguments, keywords = self.func_name, self.args, self.kwargs
         except (DeserializationError, ValueError, RecursionError, TypeError):
@@ -158,6 +164,13 @@ def _unpacked(data: bytes) -> bytes:
 def is_id(job_id: bytes) -> bool:
     """Return whether an RQ job with this id may be a pod's attempt."""
     return _ID.fullmatch(job_id) is not None
+
+
+def attempt_of_id(job_id: bytes) -> PodAttempt | None:
+    """Return the attempt that a job's id names; None if it names none."""
+    uid, _, number = job_id.decode(errors="replace").rpartition("-")
+    is_attempt = is_id(job_id) and uid and number.isdecimal() and len(number) <= _MOST_DIGITS
+    return PodAttempt(uid, int(number)) if is_attempt else None
 
 
 #: The record and the pod of each job, as HMGET and HGET answer them.
@@ -356,7 +369,7 @@ class Relay:
             return []
         nodes = sorted({delivery.node for _, delivery in bound})
         queues = [queue_name(node) for node in nodes]
-        names = [request, keys.OUTBOX]
+        names = [request, keys.OUTBOX, keys.objects("Pod")]
         for node, queue in zip(nodes, queues, strict=True):
             names += (self._key(node, _KEY_OF_QUEUE + queue), keys.wake_up_channel(node))
         fields = _common_fields()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 from typing import cast
 
@@ -9,7 +10,9 @@ import pytest
 import redis
 
 from batchq.api.lifecycle import PodPhase
+from batchq.api.node_report import PodAttempt
 from batchq.api.transaction import Delivery, Transaction
+from batchq.store.node_channels import WakeReason, WakeUpChannel, notify
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
 from batchq.worker.agent.slots import Slots
@@ -50,8 +53,8 @@ def test_bound_pods_are_in_the_queues_of_their_nodes_after_the_commit(
     assert raw.lrange("{bq}-rq:n2:queue:bq-node-n2", 0, -1) == [b"u2-1-0-7"]
     assert redis_store.outbox() == ()
     notifications = cast("list[tuple[bytes, dict[bytes, bytes]]]", raw.xrange(CHANNEL))
-    assert [fields for _, fields in notifications] == [
-        {b"word": b"pods", b"jobs": b"u1-1-0-7 u3-1-0-7"}
+    assert [(fields[b"word"], fields[b"jobs"]) for _, fields in notifications] == [
+        (b"pods", b"u1-1-0-7 u3-1-0-7")
     ]
     assert all(0 < raw.ttl(key) <= 24 * 3600 for key in (QUEUE, RECORD, CHANNEL))
 
@@ -137,6 +140,84 @@ def test_a_commit_that_binds_very_many_pods_leaves_them_to_the_relay(
     gang = Transaction(subject="x/g", writes=(put(queue("q")),), deliveries=deliveries)
     assert redis_store.commit([gang], request_id="1").delivered == 0
     assert len(redis_store.outbox()) == DELIVERIES_AT_ONCE + 1
+
+
+@pytest.fixture
+def bell(redis_store: RedisStore) -> Iterator[WakeUpChannel]:
+    """A listener that has heard of everything so far."""
+    made = WakeUpChannel(redis_store.url, "n1")
+    made.listen()
+    notify(redis_store.link, ["n1"], WakeReason.CLAIMS)
+    assert heard(made) == {WakeReason.CLAIMS}
+    yield made
+    made.close()
+
+
+def heard(bell: WakeUpChannel) -> frozenset[WakeReason]:
+    bell.listen()
+    assert select.select([bell.fileno()], [], [], 10)[0]
+    return bell.hear()
+
+
+@pytest.mark.usefixtures("relay")
+def test_a_notification_carries_the_pods_of_all_delivered_jobs(
+    redis_store: RedisStore, raw: redis.Redis, bell: WakeUpChannel
+) -> None:
+    redis_store.commit([binding("u1"), binding("u2", "n2"), binding("u3")], request_id="1")
+    assert heard(bell) == {WakeReason.PODS}
+    assert bell.take_arrived() == {
+        b"u1-1-0-7": raw.hget("{bq}:Pod", "u1-1-0"),
+        b"u3-1-0-7": raw.hget("{bq}:Pod", "u3-1-0"),
+    }
+    assert bell.take_arrived() == {}
+
+
+@pytest.mark.usefixtures("relay")
+def test_the_queue_is_read_if_a_notification_carries_no_pods(
+    redis_store: RedisStore, bell: WakeUpChannel
+) -> None:
+    redis_store.commit([binding(f"u{number}") for number in range(9)], request_id="1")
+    redis_store.commit([binding("u9")], request_id="2")
+    assert heard(bell) == {WakeReason.PODS}
+    assert bell.take_arrived() is None
+
+
+@pytest.mark.usefixtures("relay")
+def test_the_queue_is_read_if_a_notification_may_be_old(redis_store: RedisStore) -> None:
+    # An attempt of a former agent, which may have run since.
+    redis_store.commit([binding("u1")], request_id="1")
+    bell = WakeUpChannel(redis_store.url, "n1")
+    assert heard(bell) == {WakeReason.PODS}
+    assert bell.take_arrived() is None
+    redis_store.commit([binding("u2")], request_id="2")
+    assert heard(bell) == {WakeReason.PODS}
+    assert [*(bell.take_arrived() or ())] == [b"u2-1-0-7"]
+    bell.close()
+
+
+@pytest.mark.usefixtures("relay")
+def test_jobs_that_came_along_are_removed_from_the_queue_by_the_next_request(
+    redis_store: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = RqLink(redis_store.url)
+    slots = Slots(link, "n1", prefix="test")
+    slots.take(1)
+    redis_store.commit([binding("u1")], request_id="1")
+    trips = Trips(monkeypatch)
+    arrived = {b"u1-1-0-7": b"its pod", b"u1": b"of no attempt", b"\xff-1": b"of no id"}
+    [job] = slots.note_arrived(arrived)
+    assert trips.of(lambda: None) == 0
+    assert (job.requested_attempt(), job.pod) == (PodAttempt("u1-1-0", 7), b"its pod")
+    redis_store.commit([binding("u2")], request_id="2")
+    taken, has_more = slots.take(2)
+    assert ([one.id for one in taken], has_more) == (["u2-1-0-7"], False)
+    assert raw.lrange(QUEUE, 0, -1) == []
+    assert not raw.exists(RECORD)
+    redis_store.commit([binding("u3")], request_id="3")
+    slots.note_arrived({b"u3-1-0-7": b"its pod"})
+    slots.clean()
+    assert raw.lrange(QUEUE, 0, -1) == []
+    link.close()
 
 
 @pytest.mark.usefixtures("relay")

@@ -11,7 +11,7 @@ from batchq.api.lifecycle import PodPhase
 from batchq.api.objects import Pod
 from batchq.api.transaction import Transaction
 from batchq.store import keys
-from batchq.store.node_channels import ANSWERS_BY_COUNT
+from batchq.store.pages import ANSWERS_BY_COUNT
 from batchq.store.redis import RedisStore
 from tests.contract.made import charge, gone, pod, put, writing
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from batchq.api.lifecycle import PodPhase
-from batchq.worker.agent.slots import Paused, stopped
+from batchq.worker.agent.slots import Paused
+from batchq.worker.host.processes import stopped
 from tests.daemon.waiting import until
 from tests.worker.stage import Stage, is_alive, members
 

@@ -43,6 +43,42 @@ def test_an_empty_queue_is_read_again_after_a_second_or_a_wake_up(
     assert poll.poll(0) == []
 
 
+def test_jobs_that_come_along_are_taken_without_a_look_unless_one_is_due(
+    redis_store: RedisStore,
+) -> None:
+    poll = select.poll()
+    listener = WakeUpListener(redis_store.url, "n1", poll)
+
+    def hear(*jobs: str) -> None:
+        fields = [word for job in jobs for word in ("pod", f"pod of {job}")]
+        listener.listen()
+        redis_store.link.ask(
+            lambda client: client.execute_command(
+                *("XADD", "{bq}:doorbell:n1", "*", "word", "pods", "jobs", " ".join(jobs), *fields)
+            )
+        )
+        assert poll.poll(10_000)
+        assert listener.answer() == {WakeReason.PODS}
+
+    # What the first answer has may be old.
+    hear("a-1")
+    assert (listener.look_at, listener.take_arrived(free=8, now_ms=5_000)) == (0, {})
+    listener.note_look(now_ms=5_000, has_more=False)
+    hear("b-1", "c-1")
+    arrived = {b"b-1": b"pod of b-1", b"c-1": b"pod of c-1"}
+    assert listener.take_arrived(free=2, now_ms=5_001) == arrived
+    assert listener.take_arrived(free=2, now_ms=5_002) == {}
+    assert (listener.look_at, listener.take_announced()) == (6_000, [])
+    hear("d-1", "e-1")
+    assert listener.take_arrived(free=1, now_ms=5_003) == {}
+    assert listener.look_at == 0
+    listener.note_look(now_ms=5_003, has_more=False)
+    hear("f-1")
+    assert listener.take_arrived(free=1, now_ms=6_003) == {}
+    assert listener.take_announced()[-1] == b"f-1"
+    listener.close()
+
+
 def test_an_agent_that_never_polls_is_notified_of_pods_and_of_applied_claims(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

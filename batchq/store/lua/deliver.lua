@@ -1,15 +1,29 @@
 -- Hands over the pods that a commit has bound: enqueues the deliveries of its applied transactions,
 -- removes them from the outbox, and notifies their nodes. What cannot be enqueued stays there.
--- KEYS: 1 the request of the commit, 2 outbox; then for each node its queue and its wake-up channel;
---       then for each delivery the record of its job.
+-- KEYS: 1 the request of the commit, 2 outbox, 3 the objects of pods; then for each node its queue and
+--       its wake-up channel; then for each delivery the record of its job.
 -- ARGV: 1 wake-ups kept, 2 seconds to keep a channel, 3 the wake reason, 4 seconds to keep queues and
 --       records, 5 the number of nodes, 6 the number of words that all records share; then the names
 --       of the nodes' queues, and these words; then for each delivery its transaction's place in the
 --       commit and its node's place (1, 2, ...), its field in the outbox, the job's id, the payload.
 -- Answers: how many were enqueued.
 
--- Jobs that a notification names, so that the agent reads them in the request that takes them.
-local MOST_ANNOUNCED = 8
+-- Jobs that a notification names, so that the agent reads them in the request that takes them; and
+-- the most bytes of their pods in it. It has the pods of all jobs, or the agent takes and reads them.
+local MOST_ANNOUNCED, MOST_POD_BYTES = 8, 16384
+
+-- Returns the fields for the pods of these jobs; none if they are too many or too large.
+local function fields_of(ids)
+  local fields, bytes = {}, 0
+  for place, id in ipairs(ids) do
+    local uid = string.match(id, '^(.+)%-%d+$')
+    local pod = uid and redis.pcall('HGET', KEYS[3], uid)
+    bytes = bytes + (type(pod) == 'string' and #pod or MOST_POD_BYTES + 1)
+    if place > MOST_ANNOUNCED or bytes > MOST_POD_BYTES then return {} end
+    fields[#fields + 1], fields[#fields + 2] = 'pod', pod
+  end
+  return fields
+end
 
 local refused = refuse_size()
 if refused then return refused end
@@ -25,7 +39,7 @@ for place = 7 + nodes + shared, #ARGV - 4, 5 do
   local answer = answers[tonumber(transaction)]
   if answer and answer[1] == 'ok' then
     node = tonumber(node)
-    local record, queue = KEYS[2 + 2 * nodes + number], KEYS[1 + 2 * node]
+    local record, queue = KEYS[3 + 2 * nodes + number], KEYS[2 + 2 * node]
     -- The record comes first: an id without a record would be taken for a job of unknown origin.
     local kept = redis.pcall('HSET', record, 'origin', ARGV[6 + node], 'data', payload,
       'description', id, unpack(words))
@@ -41,8 +55,9 @@ for place = 7 + nodes + shared, #ARGV - 4, 5 do
 end
 for node, ids in pairs(jobs) do
   -- A damaged wake-up channel is ignored.
-  redis.pcall('XADD', KEYS[2 + 2 * node], 'MAXLEN', ARGV[1], '*', 'word', ARGV[3],
-    'jobs', table.concat(ids, ' ', 1, math.min(#ids, MOST_ANNOUNCED)))
-  redis.pcall('EXPIRE', KEYS[2 + 2 * node], ARGV[2])
+  local channel = KEYS[3 + 2 * node]
+  redis.pcall('XADD', channel, 'MAXLEN', ARGV[1], '*', 'word', ARGV[3],
+    'jobs', table.concat(ids, ' ', 1, math.min(#ids, MOST_ANNOUNCED)), unpack(fields_of(ids)))
+  redis.pcall('EXPIRE', channel, ARGV[2])
 end
 return enqueued

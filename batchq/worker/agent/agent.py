@@ -30,7 +30,6 @@ from batchq.api.node_report import (
     PodAttempt,
 )
 from batchq.api.notation import HOUR, SECOND
-from batchq.api.objects import Pod
 from batchq.api.transaction import LEASE_ANNOTATION, MEMORY_LIMIT_ANNOTATION
 from batchq.errors import StoreUnavailable
 from batchq.store import records
@@ -84,7 +83,7 @@ from batchq.worker.agent.node import (
 )
 from batchq.worker.agent.pod_reports import PodReports
 from batchq.worker.agent.pod_states import Paces, patience_ms
-from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots, stopped
+from batchq.worker.agent.slots import HEARTBEAT_S, Paused, Slots
 from batchq.worker.agent.state_machine import AgentState
 from batchq.worker.agent.wakeups import PeriodicTasks, WakeUpListener
 from batchq.worker.host import containment, node_resources, processes
@@ -434,12 +433,15 @@ class Agent:
     def _take_jobs(self) -> None:
         now_ms = monotonic_ms()
         most = min(self._state.free(), _LAUNCHES_PER_TURN)
-        if not most or now_ms < self._listener.look_at:
+        if arrived := self._listener.take_arrived(free=most, now_ms=now_ms):
+            jobs = self._slots.note_arrived(arrived)
+        elif not most or now_ms < self._listener.look_at:
             return
-        most = self._listener.limit(most)
-        jobs, has_more = self._slots.take(most, self._listener.take_announced())
-        self._note_answer()
-        self._listener.note_look(now_ms=now_ms, has_more=has_more)
+        else:
+            most = self._listener.limit(most)
+            jobs, has_more = self._slots.take(most, self._listener.take_announced())
+            self._note_answer()
+            self._listener.note_look(now_ms=now_ms, has_more=has_more)
         deliveries: list[DeliveredPod] = []
         for job in jobs:
             attempt = job.requested_attempt()
@@ -531,7 +533,9 @@ class Agent:
     def _hear(self, reasons: frozenset[WakeReason]) -> None:
         try:
             if WakeReason.CLAIMS in reasons:
-                self._handle(ClaimsApplied(now_ms=monotonic_ms(), pods=self._claimed_pods()))
+                self._handle(
+                    ClaimsApplied(now_ms=monotonic_ms(), pods=self._listener.take_claimed())
+                )
             if WakeReason.STOPS in reasons:
                 self._handle(StopsAnnounced(now_ms=monotonic_ms()))
         except StoreUnavailable as trouble:
@@ -542,12 +546,6 @@ class Agent:
                 self._exec.open_all(requests, frozenset(self._jobs))
             except StoreUnavailable as trouble:
                 self._outage.failed(trouble)
-
-    def _claimed_pods(self) -> tuple[Pod, ...]:
-        """Return the pods of the claims that were applied; none if they are to be read."""
-        found = [records.pod_if_readable(raw) for raw in self._listener.take_claimed()]
-        pods = tuple(pod for pod in found if pod is not None)
-        return pods if len(pods) == len(found) else ()
 
     def _collect(self, attempt: PodAttempt, exit_code: int) -> HorseEnd:
         """Return the end of a work-horse's attempt, with what it has left."""
@@ -741,9 +739,9 @@ class Agent:
                 log.warning("pod killed that traces batchq", tracer=tracer, traced=traced)
                 for pid in (tracer, *horses.intersection(lineage)):
                     processes.send(pid, signal.SIGKILL)
-        for keeper in stopped([self._post.pid, *self._pulls.pids()]):
+        for keeper in processes.stopped([self._post.pid, *self._pulls.pids()]):
             processes.send(keeper, signal.SIGCONT)
-        for horse in self._paused.overdue(stopped(horses), now_ms=monotonic_ms()):
+        for horse in self._paused.overdue(processes.stopped(horses), now_ms=monotonic_ms()):
             log.warning("paused work-horse killed", horse=horse)
             os.kill(horse, signal.SIGKILL)
 

@@ -13,9 +13,8 @@ import re
 import signal
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
@@ -50,6 +49,7 @@ from batchq.worker.rq_delivery import (
     NotOurs,
     PodJob,
     add_reads,
+    attempt_of_id,
     enqueue,
     is_id,
     node_queue,
@@ -242,6 +242,8 @@ class Slots:
         self._spoiled: dict[str, list[str]] = {}
         #: RQ's records of jobs that are handled; they are removed with the next request.
         self._handled: list[str] = []
+        #: The same of jobs that came along with notifications, and are in the queue still.
+        self._arrived: list[str] = []
 
     def _all_horses(self) -> list[Horse]:
         return [horse for place, horse in self._horses.items() if place == horse.pidfd]
@@ -329,6 +331,20 @@ class Slots:
             taken, has_more, found = self._dequeue(most, announced)
             jobs = [job for job in self._read(taken, found) if self._is_pod(job)]
         return jobs, has_more
+
+    def note_arrived(self, arrived: Mapping[bytes, bytes]) -> list[PodJob]:
+        """Return the jobs that came along with notifications, with their pods. The next request
+        removes them from the queue.
+        """
+        jobs: list[PodJob] = []
+        for name, pod in arrived.items():
+            if (attempt := attempt_of_id(name)) is None:
+                continue
+            job = PodJob(attempt.id, connection=self._queue.connection)
+            job.pod, job.arrived = pod, attempt
+            jobs.append(job)
+            self._arrived.append(job.id)
+        return jobs
 
     def take_spoiled(self) -> list[str]:
         """Return and clear what was found under this node's keys that batchq never writes there;
@@ -490,6 +506,9 @@ class Slots:
         """
         with self._link.errors():
             self._remove_foreign_members()
+            # Those of pods that run for long, while the node has no free slot to fill.
+            self._remove(self._arrived)
+            self._arrived = []
             pipeline = self._queue.connection.pipeline(transaction=False)
             for name, type_ in self._keys().items():
                 if type_ == "zset":
@@ -563,7 +582,7 @@ class Slots:
         StoreUnavailable.
         """
         with self._link.errors():
-            self._remove(self._handled + self._stale())
+            self._remove(self._handled + self._arrived + self._stale())
             for slot in self._all():
                 slot.register_death()  # type: ignore[no-untyped-call]  # RQ has no annotations
 
@@ -619,12 +638,14 @@ class Slots:
         is in RQ's intermediate list or in no list: if the agent dies meanwhile, the pod stays Bound
         and is enqueued again.
         """
-        queue, handled = self._queue, self._handled
+        queue, handled, arrived = self._queue, self._handled, self._arrived
         pipeline = queue.connection.pipeline(transaction=False)
         for job_id in handled:
             pipeline.lrem(queue.intermediate_queue_key, 1, job_id)
-        if handled:
-            pipeline.delete(*map(PodJob.key_for, handled))
+        for job_id in arrived:
+            pipeline.lrem(queue.key, 1, job_id)
+        if done := handled + arrived:
+            pipeline.delete(*map(PodJob.key_for, done))
         for _ in range(most):
             pipeline.lmove(queue.key, queue.intermediate_queue_key)
         pipeline.expire(queue.intermediate_queue_key, keys.RQ_TTL_S)
@@ -638,7 +659,7 @@ class Slots:
                 raise answer
         *taken, _, left = answers[past - most - 2 : past]
         found = read_answers(names, answers[past:])
-        del self._handled[: len(handled)]
+        self._handled, self._arrived = [], []
         ids = [job_id.decode() for job_id in taken if job_id is not None and is_id(job_id)]
         if any(job_id is not None and not is_id(job_id) for job_id in taken):
             self._ids_in(queue.intermediate_queue_key)
@@ -746,10 +767,6 @@ class Slots:
         return slot
 
 
-#: By a signal, and by a debugger.
-_STOPPED = ("T", "t")
-
-
 class Paused:
     """How long each work-horse of one agent has been stopped; owned by the agent's loop."""
 
@@ -767,21 +784,3 @@ class Paused:
         for pid in found:
             del self._since[pid]
         return found
-
-
-def stopped(pids: Collection[int]) -> list[int]:
-    """Return the processes that are stopped, by a signal or by a debugger."""
-    return [pid for pid in pids if _state(pid) in _STOPPED]
-
-
-def _state(pid: int) -> str:
-    """Return the state letter of a process in /proc; empty if there is no such process.
-
-    psutil would open three files where one is enough, and this runs every second.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return ""
-    # The process name before it is in brackets, and may contain brackets.
-    return stat.rpartition(") ")[2][:1]

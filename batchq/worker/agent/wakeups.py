@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from batchq.api.notation import SECOND
+from batchq.api.objects import Pod
 from batchq.errors import BatchqError, InvariantBroken, StoreUnavailable, UnreadableRecord
+from batchq.store import records
 from batchq.store.link import is_damaged
 from batchq.store.node_channels import WakeReason, WakeUpChannel
 from batchq.store.outage import Backoff, Outage
@@ -18,6 +20,8 @@ from batchq.system import structlog
 LOOK_MS = 1 * SECOND
 #: How many jobs the first look after a wake-up asks for, and a later one that finds more.
 _ANNOUNCED, _MANY = 2, 1_000
+#: How many jobs that came along wait for a turn of the agent.
+_MOST_ARRIVED = 8
 
 
 class WakeUpListener:
@@ -33,6 +37,8 @@ class WakeUpListener:
         #: When to look at the queue next, and for how many jobs.
         self.look_at = 0
         self._most = 1
+        #: The jobs that came along with notifications, with their pods.
+        self._arrived: dict[bytes, bytes] = {}
 
     def listen(self) -> None:
         """Subscribe to the channel and register its descriptor. Raise StoreUnavailable."""
@@ -51,8 +57,25 @@ class WakeUpListener:
         # Each reconnection has a new descriptor.
         self._poll_on(self._channel.fileno())
         if WakeReason.PODS in reasons:
-            self.look_at, self._most = 0, max(self._most, _ANNOUNCED)
+            self._most = max(self._most, _ANNOUNCED)
+            arrived = self._channel.take_arrived()
+            if arrived is None or len(self._arrived) + len(arrived) > _MOST_ARRIVED:
+                self.look_at = 0
+            else:
+                self._arrived |= arrived
         return reasons
+
+    def take_arrived(self, *, free: int, now_ms: int) -> dict[bytes, bytes]:
+        """Return and forget the jobs that need not be taken from the queue, with their pods. If the
+        queue is due for a look, or has more than are `free`, it is looked at instead.
+        """
+        arrived, self._arrived = self._arrived, {}
+        if len(arrived) > free:
+            self.look_at = 0
+        if now_ms >= self.look_at:
+            return {}
+        self._channel.take_announced()
+        return arrived
 
     def listen_to_requests(self, after: str) -> None:
         """Also hear requests for commands in pods; see `WakeUpChannel`."""
@@ -66,9 +89,13 @@ class WakeUpListener:
         """Return and forget the jobs that notifications have named; see `WakeUpChannel`."""
         return self._channel.take_announced()
 
-    def take_claimed(self) -> list[bytes]:
-        """Return and forget the pods of applied claims; see `WakeUpChannel`."""
-        return self._channel.take_claimed()
+    def take_claimed(self) -> tuple[Pod, ...]:
+        """Return and forget the pods of the claims that were applied; none if they are to be read
+        (see `WakeUpChannel`).
+        """
+        found = [records.pod_if_readable(raw) for raw in self._channel.take_claimed()]
+        pods = tuple(pod for pod in found if pod is not None)
+        return pods if len(pods) == len(found) else ()
 
     def limit(self, free: int) -> int:
         """Return how many jobs to ask for, of the `free` ones: one if no wake-up announced any,

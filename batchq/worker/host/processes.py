@@ -460,3 +460,25 @@ def is_readable(descriptor: int, *, within_ms: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(within_ms))
+
+
+#: By a signal, and by a debugger.
+_STOPPED = ("T", "t")
+
+
+def stopped(pids: Collection[int]) -> list[int]:
+    """Return the processes that are stopped, by a signal or by a debugger."""
+    return [pid for pid in pids if _state(pid) in _STOPPED]
+
+
+def _state(pid: int) -> str:
+    """Return the state letter of a process in /proc; empty if there is no such process.
+
+    psutil would open three files where one is enough, and this runs every second.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    # The process name before it is in brackets, and may contain brackets.
+    return stat.rpartition(") ")[2][:1]

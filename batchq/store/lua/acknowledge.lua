@@ -9,7 +9,7 @@
 
 -- The most bytes of pods in a notification. If those whose reports it acknowledges have more, it
 -- has none of them, and the agent reads them.
-local MOST_POD_BYTES = 16384
+local MOST_POD_BYTES = 4096
 
 local refused = refuse_size()
 if refused then return refused end

@@ -10,7 +10,7 @@
 
 -- Jobs that a notification names, so that the agent reads them in the request that takes them; and
 -- the most bytes of their pods in it. It has the pods of all jobs, or the agent takes and reads them.
-local MOST_ANNOUNCED, MOST_POD_BYTES = 8, 16384
+local MOST_ANNOUNCED, MOST_POD_BYTES = 8, 4096
 
 -- Returns the fields for the pods of these jobs; none if they are too many or too large.
 local function fields_of(ids)

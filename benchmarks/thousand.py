@@ -32,7 +32,8 @@ from batchq.lab.simulation.initial_state import stated
 from batchq.scheduler.cycle import Cycle
 from batchq.store import liveness
 from batchq.store.link import LONGEST_BLOCK_MS
-from batchq.store.node_channels import ANSWERS_BY_COUNT, WakeUpChannel
+from batchq.store.node_channels import WakeUpChannel
+from batchq.store.pages import ANSWERS_BY_COUNT
 from batchq.store.redis import RedisStore
 from batchq.store.rq_link import RqLink
 from batchq.system import RandomIds

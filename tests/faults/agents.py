@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from batchq.api.lifecycle import PodPhase
 from batchq.api.node_report import Ended, PodAttempt, StartClaim
 from batchq.api.objects import Pod, PodGroup
-from batchq.errors import StoreUnavailable
+from batchq.errors import InvariantBroken, StoreUnavailable
 from batchq.ports import Clock
 from batchq.worker.agent import messages
 from batchq.worker.agent.node import Membership, NodeOffer
@@ -330,10 +330,15 @@ class Agent:
             case messages.WritePeers():
                 pass
             case messages.EndLeases(attempts):
-                self._store.end_leases(self.machine.name, attempts)
+                self._end_leases(attempts)
             case _:
                 return self._carry_out_end(instruction)
         return None
+
+    def _end_leases(self, attempts: Sequence[PodAttempt]) -> None:
+        if running := self.state.running().intersection(attempts):
+            raise InvariantBroken(f"{self.machine.name} ends leases of what runs there: {running}")
+        self._store.end_leases(self.machine.name, attempts)
 
     def _carry_out_pull(
         self, instruction: messages.PullImage | messages.StopPull

@@ -110,7 +110,7 @@ MUTATIONS = (
         "_decide_claim",
         "if is_ours and one.state == _S.CLAIMED:",
         "if one.state == _S.CLAIMED:",
-        found_by=0,
+        found_by=234,
     ),
     _agent(
         "a pod starts as soon as its claim is posted",
@@ -124,7 +124,7 @@ MUTATIONS = (
         "_on_delivery",
         "if attempt in self._pods:",
         "if self.state_of(attempt) in (_S.DELIVERED, _S.CLAIMED, _S.RUNNING):",
-        found_by=132,
+        found_by=3,
     ),
     _agent(
         "an end is never forgotten",
@@ -139,28 +139,28 @@ MUTATIONS = (
         name="is_over",
         before=" or pod.status.phase not in ON_NODE",
         after=" or pod.status.phase != PodPhase.BOUND",
-        found_by=0,
+        found_by=2,
     ),
     _agent(
         "leases of attempts that do not run here stay",
         "_on_node_pods",
         "if stray else []",
         "if False else []",
-        found_by=7,
+        found_by=23,
     ),
     _agent(
         "leases of running attempts are ended",
         "_on_node_pods",
         "if attempt not in self._pods)",
         "if True)",
-        found_by=762,
+        found_by=0,
     ),
     _agent(
         "lost deliveries are not repeated",
         "_on_node_pods",
         "waiting.append(attempt)",
         "pass",
-        found_by=33,
+        found_by=11,
     ),
     _agent(
         "a Running pod that does not run here is not noticed",
@@ -197,7 +197,7 @@ MUTATIONS = (
         "_vouched",
         "if one.has_processes",
         "if True",
-        found_by=74,
+        found_by=70,
     ),
     _agent(
         "stops are not passed on",
@@ -235,7 +235,7 @@ MUTATIONS = (
         name="claim",
         before="generation_of(report.attempt) < generation",
         after="False",
-        found_by=330,
+        found_by=233,
     ),
     Mutation(
         what="the end of a former attempt ends the present one",
@@ -243,7 +243,7 @@ MUTATIONS = (
         name="end",
         before=" or pod.status.attempt != report.attempt",
         after="",
-        found_by=404,
+        found_by=609,
     ),
     Mutation(
         what="a pod is lost before its lease is over",

@@ -284,6 +284,8 @@ def _names_in(obj: Object) -> Iterator[_Named]:
                 yield ("spec", "parent"), obj.spec.parent, names.subdomain_problem
             for place, check in enumerate(obj.spec.admission_checks):
                 yield ("spec", "admissionChecks", place), check, names.subdomain_problem
+            for place, namespace in enumerate(obj.spec.namespaces):
+                yield ("spec", "namespaces", place), namespace, names.label_problem
             # A zero is a statement here, and kept.
             for field, amounts in (
                 ("guarantee", obj.spec.guarantee),

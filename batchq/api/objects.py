@@ -95,6 +95,8 @@ class QueueSpec(Value, frozen=True):
     preemption: QueuePreemption = QueuePreemption()
     overcommit: Factor = 1000
     admission_checks: tuple[str, ...] = ()
+    #: The only namespaces whose groups may be in it and in the queues below it; empty: all.
+    namespaces: tuple[str, ...] = ()
     stop_policy: Literal["None", "Hold", "HoldAndDrain"] = "None"
 
 

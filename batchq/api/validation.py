@@ -67,6 +67,7 @@ MOST_RESOURCES = 64
 MOST_WEIGHT = 1_000_000
 MOST_PRIORITY = 1_000_000_000
 MOST_CHECKS = 64
+MOST_NAMESPACES = 256
 #: The ports of one pod, and the pods that are told each other's addresses.
 MOST_PORTS = 32
 MOST_LAUNCHED = 4_096
@@ -230,6 +231,8 @@ def _queue_problems(queue: Queue) -> Iterator[str]:
         yield from _within("spec.maxPodGroups", spec.max_pod_groups, 0, 1_000_000_000)
     yield from _at_most("spec.admissionChecks", len(spec.admission_checks), MOST_CHECKS)
     yield from _once("spec.admissionChecks", spec.admission_checks)
+    yield from _at_most("spec.namespaces", len(spec.namespaces), MOST_NAMESPACES)
+    yield from _once("spec.namespaces", spec.namespaces)
     borrowing = spec.preemption.borrowing
     if isinstance(borrowing, int):
         yield from _within("spec.preemption.borrowing", borrowing, -MOST_PRIORITY, MOST_PRIORITY)

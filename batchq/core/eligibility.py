@@ -142,6 +142,17 @@ def stops_of(session: Session, group: GroupState) -> list[tuple[str, str]]:
     return [(name, policy) for name, policy in stated if policy != "None"]
 
 
+def namespace_refusal(session: Session, group: GroupState) -> str:
+    """Return why its queue does not accept groups of its namespace; "" if it does, or if the group
+    has a reservation, which it keeps when the queue changes.
+    """
+    tree = session.tree
+    if tree.accepts(group.queue, group.namespace) or group.reserved:
+        return ""
+    known = group.queue in session.queues
+    return tree.why_closed(group.queue, group.namespace) if known else ""
+
+
 def _unknown_names(session: Session, group: GroupState) -> list[str]:
     """Return the names in its spec for which a submission would be refused."""
     spec = group.record.spec
@@ -153,6 +164,8 @@ def _unknown_names(session: Session, group: GroupState) -> list[str]:
         found.append(
             f"queue {group.queue} has queues below it and holds no groups; choose one of {below}"
         )
+    if refusal := namespace_refusal(session, group):
+        found.append(refusal)
     name = spec.priority_class_name
     if name and all(item.metadata.name != name for item in session.snapshot.priority_classes):
         found.append(f"there is no priority class {name}")

@@ -180,6 +180,10 @@ def _its_queue_goes_on(stack: Stack) -> None:
     stack.commit(changes.set_stop_policy(stack.store, "held", "None", now_ms=stack.clock.at_ms))
 
 
+def _its_queue_accepts_its_namespace(stack: Stack) -> None:
+    stack.apply(a_queue("gpu", namespaces=("lab", "home")))
+
+
 def _it_is_resumed(stack: Stack) -> None:
     stack.commit(changes.resume(stack.store, "default/sleeper", now_ms=stack.clock.at_ms))
 
@@ -211,6 +215,8 @@ _BUDGET = AdmissionCheck(
     metadata=Metadata(name="budget"), spec=AdmissionCheckSpec(controller_name="money")
 )
 
+_AT_HOME = {"queue": "gpu", "namespace": "home"}
+
 #: Cause of inadmissibility -> the world, the group, the unparking change, and the result.
 _WAKERS: dict[str, tuple[list[Any], PodGroup, Callable[[Stack], None], str]] = {
     "too large for every node, until one comes that is not": (
@@ -223,6 +229,13 @@ _WAKERS: dict[str, tuple[list[Any], PodGroup, Callable[[Stack], None], str]] = {
         [a_queue("held", stop_policy="Hold")],
         _group("sleeper", queue="held"),
         _its_queue_goes_on,
+        "InQueue",
+    ),
+    "of a namespace that its queue does not accept, until it does": (
+        # It is edited while it waits, because it could not be submitted then.
+        [a_queue("gpu"), _group("sleeper", **_AT_HOME), a_queue("gpu", namespaces=("lab",))],
+        _group("sleeper", **_AT_HOME, walltime=10 * MINUTE),
+        _its_queue_accepts_its_namespace,
         "InQueue",
     ),
     "suspended, until it is resumed": (

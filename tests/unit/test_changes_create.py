@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from batchq.api.manifest import decode
-from batchq.api.objects import Node, Object, PodGroup
+from batchq.api.objects import Node, Object, PodGroup, Queue
 from batchq.api.transaction import Word
 from batchq.client import changes
 from batchq.errors import BatchqError, Conflict, InvalidInput, NotFound, Rejected
@@ -119,6 +120,93 @@ def test_a_missing_queue_is_refused_with_the_nearest_name(world: World) -> None:
         world.asked("PodGroup", "a", work(queue="bach"))
     assert caught.value.message == "PodGroup default/a: spec.queue: there is no queue 'bach'"
     assert caught.value.hint == "did you mean batch?"
+
+
+def test_a_queue_refuses_groups_of_namespaces_that_it_does_not_accept(world: World) -> None:
+    world.make("Queue", "gpu", {"namespaces": ["lab", "course"]})
+    world.make("PodGroup", "a", work(queue="gpu"), namespace="lab")
+    with pytest.raises(Rejected) as caught:
+        world.asked("PodGroup", "a", work(queue="gpu"), namespace="home")
+    assert caught.value.message == (
+        "PodGroup home/a: spec.queue: queue gpu accepts only groups of namespaces course and lab,"
+        " not of home"
+    )
+    assert caught.value.hint == (
+        "name another queue (default) or another namespace, or have home added to spec.namespaces"
+        " of gpu"
+    )
+
+
+def test_each_queue_above_must_accept_the_namespace_of_a_group_too(world: World) -> None:
+    world.make("Queue", "root", {"namespaces": ["lab", "course", "default"]})
+    world.make("Queue", "school", {"namespaces": ["lab", "course"]})
+    world.make("Queue", "gpu", {"parent": "school", "namespaces": ["lab"]})
+    world.make("Queue", "cpu", {"parent": "school"})
+    world.make("PodGroup", "a", work(queue="gpu"), namespace="lab")
+    world.make("PodGroup", "a", work(queue="cpu"), namespace="course")
+    world.make("PodGroup", "a", work(), namespace="default")
+    assert refused(world, queue="gpu", namespace="course") == (
+        "PodGroup course/b: spec.queue: queue gpu accepts only groups of namespace lab, not of"
+        " course: name another queue (cpu, default) or another namespace, or have course added to"
+        " spec.namespaces of gpu"
+    )
+    assert refused(world, queue="gpu", namespace="home") == (
+        "PodGroup home/b: spec.queue: queue gpu accepts only groups of namespace lab, not of home:"
+        " name another namespace, or have home added to spec.namespaces of root, school, gpu"
+    )
+    assert refused(world, queue="default", namespace="home") == (
+        "PodGroup home/b: spec.queue: queue default accepts only groups of namespaces course,"
+        " default and lab, not of home: name another namespace, or have home added to"
+        " spec.namespaces of root"
+    )
+
+
+def refused(world: World, *, queue: str, namespace: str) -> str:
+    """Return the message and the hint of a refused submission."""
+    with pytest.raises(Rejected) as caught:
+        world.asked("PodGroup", "b", work(queue=queue), namespace=namespace)
+    return f"{caught.value.message}: {caught.value.hint}"
+
+
+def test_a_queue_that_shares_no_namespace_with_those_above_accepts_no_group(world: World) -> None:
+    world.make("Queue", "school", {"namespaces": ["course"]})
+    world.make("Queue", "gpu", {"parent": "school", "namespaces": ["lab"]})
+    with pytest.raises(Rejected) as caught:
+        world.asked("PodGroup", "a", work(queue="gpu"), namespace="lab")
+    assert caught.value.message == (
+        "PodGroup lab/a: spec.queue: queue gpu accepts groups of no namespace: its spec.namespaces"
+        " and those of the queues above it have none in common"
+    )
+    assert caught.value.hint == (
+        "name another queue (default), or have lab added to spec.namespaces of school"
+    )
+
+
+def test_ten_of_many_accepted_namespaces_are_named(world: World) -> None:
+    world.make("Queue", "gpu", {"namespaces": [f"n{number}" for number in range(10, 22)]})
+    with pytest.raises(Rejected) as caught:
+        world.asked("PodGroup", "a", work(queue="gpu"))
+    assert caught.value.message == (
+        "PodGroup default/a: spec.queue: queue gpu accepts only groups of namespaces n10, n11, n12,"
+        " n13, n14, n15, n16, n17, n18, n19 and 2 more, not of default"
+    )
+
+
+def test_a_name_that_no_namespace_can_have_is_refused() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read("Queue", "gpu", {"namespaces": ["lab", "Lab_2"]})
+    assert caught.value.message == (
+        "Queue gpu: spec.namespaces[1]: expected at most 63 lower-case letters, digits and '-',"
+        " a letter or digit at both ends, found 'Lab_2'"
+    )
+
+
+def test_a_queue_that_accepts_all_namespaces_is_stored_without_a_list_of_them() -> None:
+    assert msgspec.json.encode(read("Queue", "q", {"weight": 2, "namespaces": []})) == (
+        b'{"metadata":{"name":"q"},"spec":{"weight":2}}'
+    )
+    stored = b'{"metadata":{"name":"q"},"spec":{"weight":2}}'
+    assert msgspec.json.decode(stored, type=Queue).spec.namespaces == ()
 
 
 def test_the_default_queue_always_exists(world: World) -> None:

@@ -175,6 +175,25 @@ def test_the_queue_may_change_while_gated(store: MemoryStore) -> None:
         apply(store, manifest("PodGroup", "a", work(queue="default")))
 
 
+def test_an_edit_moves_no_group_to_a_queue_that_does_not_accept_its_namespace(
+    store: MemoryStore,
+) -> None:
+    gated = work(schedulingGates=[{"name": "review"}])
+    apply(store, manifest("PodGroup", "a", gated))
+    apply(store, manifest("Queue", "batch", {"namespaces": ["lab"]}))
+    with pytest.raises(Rejected, match="queue batch accepts only groups of namespace lab, not of"):
+        apply(store, manifest("PodGroup", "a", {**gated, "queue": "batch"}))
+
+
+def test_a_group_may_be_edited_whose_queue_accepts_its_namespace_no_longer(
+    store: MemoryStore,
+) -> None:
+    apply(store, manifest("PodGroup", "a", work(queue="batch")))
+    apply(store, manifest("Queue", "batch", {"namespaces": ["lab"]}))
+    apply(store, manifest("PodGroup", "a", work(queue="batch", suspend=True)))
+    assert stored(store).spec.suspend
+
+
 def test_gates_are_only_removed(store: MemoryStore) -> None:
     apply(store, manifest("PodGroup", "a", work(schedulingGates=[{"name": "x"}, {"name": "y"}])))
     with pytest.raises(Conflict) as caught:

@@ -205,6 +205,39 @@ def test_a_stopped_queue_admits_no_group() -> None:
     assert decided.reasons("one") == ["QueueStopped"]
 
 
+def test_a_group_of_a_namespace_that_its_queue_does_not_accept_is_out_of_line() -> None:
+    decided = decide(
+        a_node(cpu=8),
+        a_queue("gpu", strict=True, namespaces=("lab", "ml")),
+        a_group("other", queue="gpu", namespace="home", created=1),
+        a_group("own", queue="gpu", namespace="lab", created=2),
+    )
+    # They ask for the same, and the one that is refused holds up no other.
+    assert decided.admitted == ["lab/own"]
+    assert decided.reasons("other", "home") == ["Misconfigured"]
+    assert decided.message("other", "home") == (
+        "queue gpu accepts only groups of namespaces lab and ml, not of home"
+    )
+
+
+def test_the_namespace_of_a_group_must_be_accepted_above_its_queue_too() -> None:
+    decided = decide(
+        a_node(cpu=8),
+        a_queue("root", namespaces=("lab", "home")),
+        a_queue("school", namespaces=("lab", "course")),
+        a_queue("gpu", parent="school"),
+        *(a_group(name, queue="gpu", namespace=name) for name in ("lab", "course", "home")),
+    )
+    assert decided.admitted == ["lab/lab"]
+    assert decided.message("course", "course") == (
+        "queue gpu accepts only groups of namespace lab, not of course"
+    )
+    assert (
+        decided.message("home", "home")
+        == "queue gpu accepts only groups of namespace lab, not of home"
+    )
+
+
 def test_a_dependent_group_waits_for_the_group_it_names() -> None:
     depends = (Dependency(name="first", uid="first"),)
     decided = decide(a_node(cpu=8), a_group("first"), a_group("second", depends_on=depends))

@@ -43,6 +43,7 @@ NAMES = {
     "annotations": st.dictionaries(QUALIFIED, TEXT, max_size=2),
     "queue": SUBDOMAIN,
     "admission_checks": st.lists(SUBDOMAIN, max_size=2, unique=True).map(tuple),
+    "namespaces": st.lists(LABEL, max_size=2, unique=True).map(tuple),
     "nodes": st.lists(SUBDOMAIN, max_size=2).map(tuple),
     "exclude_nodes": st.lists(SUBDOMAIN, max_size=2).map(tuple),
     "topology": st.dictionaries(LABEL, st.sampled_from(["required", "preferred"]), max_size=2),

@@ -242,6 +242,16 @@ ALWAYS_WRONG: dict[str, tuple[str, Any, str]] = {
         {"guarantee": {"cpu": 2}, "capability": {"cpu": "500m"}},
         "Queue x: spec.guarantee.cpu: expected at most its capability of 500m, found 2",
     ),
+    "a namespace accepted twice": (
+        "Queue",
+        {"namespaces": ["lab", "course", "lab"]},
+        "Queue x: spec.namespaces: 'lab' is named twice",
+    ),
+    "too many namespaces accepted": (
+        "Queue",
+        {"namespaces": [f"n{number}" for number in range(257)]},
+        "Queue x: spec.namespaces: expected at most 256, found 257",
+    ),
     "a priority beyond the bounds": (
         "PriorityClass",
         {"value": 2_000_000_000},

@@ -86,6 +86,8 @@ def stored(store: MemoryStore, name: str) -> Queue:
         ({"maxPodGroups": 3}, {"reclaimable": False}, "maxPodGroups 3 -> unstated, reclaimable"),
         ({"overcommit": 1.5}, {"admissionChecks": ["a", "b"]}, "admissionChecks none -> a+b, over"),
         ({"overcommit": 1.5}, {}, "overcommit 1.5 -> 1"),
+        ({"namespaces": ["lab"]}, {"namespaces": ["lab", "ml"]}, "namespaces lab -> lab+ml"),
+        ({"namespaces": ["lab"]}, {}, "namespaces lab -> none"),
         ({"stopPolicy": "Hold"}, {}, "stopPolicy Hold -> None"),
     ],
 )

@@ -318,8 +318,8 @@ _ALWAYS_EDITABLE = frozenset({"suspend", "priorityClassName", "share"})
 def check_references(
     reader: Reader, group: PodGroup, stored: PodGroup | None, *, described: bool
 ) -> None:
-    """Check that the queue and the priority class exist, unless the stored group names them
-    already.
+    """Check that the queue and the priority class exist, and that the queue accepts the group,
+    unless the stored group names them already.
 
     Raises NotFound or Rejected.
     """
@@ -379,7 +379,7 @@ def checks_for(reader: Reader, queue: str) -> tuple[str, ...]:
 
 
 def _check_queue(reader: Reader, group: PodGroup) -> None:
-    """Check that the group's queue exists, and may hold groups. Raises NotFound or Rejected."""
+    """Check that the group's queue exists, and accepts it. Raises NotFound or Rejected."""
     # All queues, since a queue does not name its children; a store with 10,000 takes 0.1 s.
     _ExistingQueues(reader.list("Queue")).check(group)
 
@@ -395,13 +395,14 @@ class _ExistingQueues:
         self._names = {DEFAULT, *(queue.metadata.name for queue in self._there)}
         self._parents = {queue.spec.parent for queue in self._there}
         self._have_checks = any(queue.spec.admission_checks for queue in self._there)
+        self._have_namespaces = any(queue.spec.namespaces for queue in self._there)
 
     @cached_property
     def _tree(self) -> QueueTree:
         return QueueTree(self._there)
 
     def check(self, group: PodGroup) -> None:
-        """Check that the group's queue exists, and may hold groups. Raises NotFound or Rejected."""
+        """Check that the group's queue exists, and accepts it. Raises NotFound or Rejected."""
         name = group.spec.queue
         if name == ROOT:
             raise Rejected(
@@ -421,6 +422,23 @@ class _ExistingQueues:
                 " groups",
                 hint=f"name a queue below it: {abbreviated(leaves)}",
             )
+        if self._have_namespaces:
+            self._check_namespace(group)
+
+    def _check_namespace(self, group: PodGroup) -> None:
+        """Raise Rejected unless the group's queue accepts groups of its namespace."""
+        tree, name, namespace = self._tree, group.spec.queue, group.metadata.namespace
+        if tree.accepts(name, namespace):
+            return
+        queues = tree.open_to(namespace)
+        others = [f"another queue ({abbreviated(queues)})"] if queues else []
+        others += ["another namespace"] if tree.accepted(name) else []
+        named = f"name {' or '.join(others)}, or " if others else ""
+        closed = ", ".join(tree.closed_to(name, namespace))
+        raise Rejected(
+            f"{title(group)}: spec.queue: {tree.why_closed(name, namespace)}",
+            hint=f"{named}have {namespace} added to spec.namespaces of {closed}",
+        )
 
     def checks_for(self, queue: str) -> tuple[str, ...]:
         """Return the admission checks of a queue and its ancestors, the root's first, each once."""
@@ -576,8 +594,8 @@ class NewGroups:
         self._classes: dict[str, Object | None] = {}
         #: Key -> uid of an existing group; "" for a missing one.
         self._groups: dict[str, str] = {}
-        #: Queue and priority class of an accepted group -> the checks of the queue.
-        self._accepted: dict[tuple[str, str], tuple[str, ...]] = {}
+        #: Namespace, queue and priority class of an accepted group -> the checks of the queue.
+        self._accepted: dict[tuple[str, str, str], tuple[str, ...]] = {}
         self._queues: _ExistingQueues | None = None
         #: Existing groups whose pods could have the names of other groups' pods, by key.
         self._rivals: dict[str, PodGroup] = {}
@@ -683,12 +701,12 @@ class NewGroups:
         return found
 
     def check(self, group: PodGroup) -> tuple[str, ...]:
-        """Check that the group's queue and priority class exist; return the queue's admission
-        checks.
+        """Check that the group's queue and priority class exist, and that the queue accepts it;
+        return the queue's admission checks.
 
         Raises NotFound, Rejected, StoreUnavailable.
         """
-        place = group.spec.queue, group.spec.priority_class_name
+        place = group.metadata.namespace, group.spec.queue, group.spec.priority_class_name
         checks = self._accepted.get(place)
         if checks is None:
             if self._queues is None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from batchq.api.objects import PodGroup, Queue
+from batchq.api.objects import DEFAULT, PodGroup, Queue
 from batchq.api.resources import PODS, Amounts, larger, total
 from batchq.api.transaction import CLUSTER, namespace_scope, queue_scope
 
 #: The queue above all others; it has a limit only if one is stated for it.
 ROOT = "root"
+
+#: How many of the namespaces that a queue accepts are named.
+_NAMESPACES_SHOWN = 10
 
 
 class QueueTree:
@@ -39,6 +42,8 @@ class QueueTree:
         self.asks_for_checks = any(one.spec.admission_checks for one in self.records.values())
         #: Whether any queue is stopped.
         self.has_stops = any(one.spec.stop_policy != "None" for one in self.records.values())
+        #: Whether any queue accepts groups of certain namespaces only.
+        self.has_namespaces = any(one.spec.namespaces for one in self.records.values())
         #: Whether any queue states how many pods it deserves.
         self.deserves_pods = any(PODS in one.spec.deserved for one in self.records.values())
         #: Every dimension that any queue names.
@@ -49,6 +54,7 @@ class QueueTree:
             for name in stated
         )
         self._chains: dict[str, tuple[str, ...]] = {}
+        self._accepted: dict[str, frozenset[str] | None] = {}
         self._guarantees: dict[str, Amounts] = {}
         self._below: dict[str, Amounts] = {}
 
@@ -77,6 +83,56 @@ class QueueTree:
     def is_leaf(self, name: str) -> bool:
         """Return whether the queue may hold groups."""
         return name != ROOT and name not in self.children_of
+
+    def accepted(self, name: str) -> frozenset[str] | None:
+        """Return the namespaces that the queue and each queue above it accept groups of; None: all.
+
+        The queue need not exist.
+        """
+        if not self.has_namespaces:
+            return None
+        if name not in self._accepted:
+            above = None if name == ROOT else self.accepted(self.parent_of.get(name, ROOT))
+            record = self.records.get(name)
+            own = frozenset(record.spec.namespaces) if record is not None else frozenset()
+            self._accepted[name] = own & above if own and above is not None else own or above
+        return self._accepted[name]
+
+    def accepts(self, name: str, namespace: str) -> bool:
+        """Return whether the queue, and each queue above it, accepts groups of the namespace."""
+        accepted = self.accepted(name)
+        return accepted is None or namespace in accepted
+
+    def open_to(self, namespace: str) -> list[str]:
+        """Return the queues that hold groups and accept those of the namespace, by name."""
+        names = sorted({DEFAULT, *self.records})
+        return [one for one in names if self.is_leaf(one) and self.accepts(one, namespace)]
+
+    def closed_to(self, name: str, namespace: str) -> list[str]:
+        """Return the queues that do not accept groups of the namespace, of the queue and those
+        above it, the highest first.
+        """
+        stated = [
+            (one, self.records[one].spec.namespaces)
+            for one in self.chain(name)
+            if one in self.records
+        ]
+        return [one for one, accepted in stated if accepted and namespace not in accepted]
+
+    def why_closed(self, name: str, namespace: str) -> str:
+        """Return why the queue does not accept groups of the namespace, in words."""
+        accepted = sorted(self.accepted(name) or ())
+        if not accepted:
+            return (
+                f"queue {name} accepts groups of no namespace: its spec.namespaces and those of the"
+                " queues above it have none in common"
+            )
+        shown = accepted[:_NAMESPACES_SHOWN]
+        more = len(accepted) - len(shown)
+        last = f"{more} more" if more else shown.pop()
+        names = f"{', '.join(shown)} and {last}" if shown else last
+        which = "namespace" if len(accepted) == 1 else "namespaces"
+        return f"queue {name} accepts only groups of {which} {names}, not of {namespace}"
 
     def siblings(self, name: str) -> tuple[str, ...]:
         """Return the other children of its parent."""

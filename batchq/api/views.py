@@ -179,6 +179,8 @@ class QueueView(Struct, frozen=True, kw_only=True):
     share: float | str | None
     #: The stops that apply to it: its own and its ancestors', the highest first.
     stops: tuple[Stop, ...] = ()
+    #: The namespaces whose groups it and each queue above it accept, by name; None: all.
+    accepts: tuple[str, ...] | None = None
 
     @property
     def name(self) -> str:

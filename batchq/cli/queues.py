@@ -115,6 +115,7 @@ class _QueueRow(Row, frozen=True):
     admitted_groups: int
     running_groups: int
     stops: tuple[Stop, ...]
+    accepts: tuple[str, ...] | None
 
 
 def _usage_text(usage: QueueUsage | None) -> str:
@@ -184,6 +185,7 @@ def _fields(view: QueueView) -> list[tuple[str, str]]:
         ("Most groups", "" if spec.max_pod_groups is None else str(spec.max_pod_groups)),
         ("Overcommit", "" if spec.overcommit == 1000 else f"{overcommit} times its capability"),
         ("Checks", ", ".join(spec.admission_checks)),
+        ("Namespaces", tables.namespaces_text(view)),
         *_preemption_rules(view),
         ("Gives back", _gives_back(view.queue)),
         ("Admitted", _groups(view.admitted_groups, f"{view.running_groups} running")),

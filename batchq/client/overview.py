@@ -617,6 +617,7 @@ def _view(
         guarantee=dict(tree.guarantee(name)),
         share=reported_share(session, name),
         stops=_stops(session, tree.chain(name)),
+        accepts=None if (accepted := tree.accepted(name)) is None else tuple(sorted(accepted)),
     )
 
 

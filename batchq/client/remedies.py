@@ -23,6 +23,7 @@ from batchq.api.reasons import NEVER_FITS, Verdict, Waiting
 from batchq.api.resources import PODS, describe_quantity, minus
 from batchq.api.transaction import POD_GROUPS
 from batchq.api.views import Backfilling
+from batchq.client.changes.object_writes import abbreviated
 from batchq.client.outcomes import (
     agents_to_upgrade,
     missing_nodes,
@@ -31,6 +32,7 @@ from batchq.client.overview import borrowers, gates_of_task, queue_views
 from batchq.core.eligibility import (
     DependencyState,
     dependency_state,
+    namespace_refusal,
     open_checks,
     refused_with,
     retry_at,
@@ -101,11 +103,28 @@ def short_key(key: str) -> str:
 
 
 def _misconfigured(session: Session, group: GroupState, verdict: Verdict) -> str:
+    if verdict.detail and verdict.detail == namespace_refusal(session, group):
+        return _accepting_queue(session, group)
     known = group.queue in session.queues
     if known and not session.tree.is_leaf(group.queue) and not is_gated(group.record):
         # Only a gated group may still change its queue.
         return f"`batchq cancel {short_key(group.key)}`, and submit it to one of the queues below"
     return "correct the manifest and apply it: `batchq apply -f FILE`"
+
+
+def _accepting_queue(session: Session, group: GroupState) -> str:
+    """Return what to do about a queue that does not accept groups of this namespace."""
+    tree, namespace = session.tree, group.namespace
+    queues = tree.open_to(namespace)
+    closed = ", ".join(tree.closed_to(group.queue, namespace))
+    added = f"have {namespace} added to spec.namespaces of {closed}"
+    if not queues:
+        return added
+    others = f"another queue ({abbreviated(queues)})"
+    if is_gated(group.record):
+        # Only a gated group may still change its queue.
+        return f"apply it with {others}, or {added}"
+    return f"`batchq cancel {short_key(group.key)}`, and submit it to {others}; or {added}"
 
 
 def _queue_not_found(session: Session, group: GroupState, verdict: Verdict) -> str:

@@ -105,8 +105,9 @@ def test_wide_has_limits_and_strategy_too(batchq: Batchq, stage: Stage) -> None:
     done = batchq("queues", "-o", "wide")
     assert cells(done.lines[0])[7:] == [
         *("GUARANTEE", "CAPABILITY", "ADMITTED", "RUNNING", "PENDING REQUEST", "STRATEGY", "STOP"),
+        "NAMESPACES",
     ]
-    assert cells(done.lines[1])[7:] == ["-", "cpu 4", "0", "0", "cpu 2", "StrictFIFO", "Hold"]
+    assert cells(done.lines[1])[7:] == ["-", "cpu 4", "0", "0", "cpu 2", "StrictFIFO", "Hold", "-"]
 
 
 def test_json_is_a_flat_list_with_parents_children_and_canonical_amounts(

@@ -21,6 +21,7 @@ from batchq.errors import Forbidden
 from batchq.http import application
 from batchq.http.application import ApiApplication
 from batchq.http.route_table import ROUTES
+from tests.builders import a_queue
 from tests.client.stage import Stage
 from tests.harness.server import Server
 from tests.http.api_process import Caller, RunningApi
@@ -116,6 +117,47 @@ def test_two_tenants_and_an_operator(lab: Lab, stage: Stage) -> None:
     assert alice("POST", f"{CV}/label/cancel").status == 403
     assert olga("POST", f"{CV}/label/cancel", {"reason": "maintenance"}).status == 200
     assert alice("POST", f"{ML}/train/cancel").status == 200
+
+
+def test_only_an_operator_lets_a_namespace_use_a_queue_that_is_for_others(
+    lab: Lab, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Submissions use the queues as they were read last, for a second.
+    monkeypatch.setattr("batchq.client.requests._QUEUES_S", 0)
+    stage.furnish(a_queue("gpu", namespaces=("ml",)))
+    lab.bind("user:alice", "submitter", "ml")
+    lab.bind("user:bob", "admin", "cv")
+    lab.bind("user:olga", "operator")
+    alice, bob, olga = (lab.user(name) for name in ("alice", "bob", "olga"))
+    gate = [{"name": "review"}]
+    assert alice("POST", ML, manifest("train", queue="gpu")).status == 201
+    assert bob("POST", CV, manifest("gated", schedulingGates=gate)).status == 201
+
+    refused = bob("POST", CV, manifest("train", queue="gpu"))
+    sentence = "spec.queue: queue gpu accepts only groups of namespace ml, not of cv"
+    hint = (
+        "name another queue (default) or another namespace, or have cv added to spec.namespaces of"
+        " gpu"
+    )
+    assert (refused.status, refused.data["code"]) == (422, "Rejected")
+    assert refused.data["detail"] == f"PodGroup cv/train: {sentence}"
+    assert refused.data["hint"] == hint
+    lines = json.dumps(manifest("train", queue="gpu")).encode() + b"\n"
+    bulk = bob("POST", f"{CV}/bulk", lines, Content_Type="application/x-ndjson")
+    assert json.loads(bulk.body)["detail"] == f"PodGroup cv/train: {sentence}"
+    moved = manifest("gated", schedulingGates=gate, queue="gpu")
+    moved["metadata"]["namespace"] = "cv"
+    edit = bob("POST", "/v1/requests", {"verb": "apply", "objects": [moved]})
+    assert (edit.status, edit.data["detail"]) == (422, f"PodGroup cv/gated: {sentence}")
+    assert names(olga) == ["gated", "train"]
+
+    read = bob("GET", "/v1/queues/gpu")
+    assert read.data["spec"]["namespaces"] == ["ml"]
+    wider = read.data | {"spec": {"namespaces": ["ml", "cv"]}}
+    etag = read.headers["etag"]
+    assert bob("PUT", "/v1/queues/gpu", wider, If_Match=etag).status == 403
+    assert olga("PUT", "/v1/queues/gpu", wider, If_Match=etag).status == 200
+    assert bob("POST", CV, manifest("train", queue="gpu")).status == 201
 
 
 def test_members_of_a_namespace_see_specs_and_only_owners_and_admins_see_output(

@@ -197,7 +197,7 @@ def test_a_name_that_no_namespace_can_have_is_refused() -> None:
         read("Queue", "gpu", {"namespaces": ["lab", "Lab_2"]})
     assert caught.value.message == (
         "Queue gpu: spec.namespaces[1]: expected at most 63 lower-case letters, digits and '-',"
-        " a letter or digit at both ends, found 'Lab_2'"
+        " with a letter or digit at both ends, found 'Lab_2'"
     )
 
 

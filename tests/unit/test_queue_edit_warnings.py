@@ -34,9 +34,10 @@ def queue(name: str, **spec: Any) -> Queue:
     return item
 
 
-def group(name: str, queue: str) -> Object:
+def group(name: str, queue: str, namespace: str = "default") -> Object:
     tasks = [{"name": "w", "template": {"command": ["true"]}}]
-    return decode(manifest("PodGroup", name, queue=queue, tasks=tasks))
+    written = manifest("PodGroup", name, queue=queue, tasks=tasks)
+    return decode({**written, "metadata": {"name": name, "namespace": namespace}})
 
 
 @pytest.fixture
@@ -207,6 +208,40 @@ def test_an_edit_of_a_queue_without_a_guarantee_gives_no_warning_about_others(
     with_nodes(store, a_node("n1", cpu=1))
     apply(store, queue("big", guarantee={"cpu": 7}))
     assert apply(store, queue("meek", weight=3))[0].warnings == ()
+
+
+def test_waiting_groups_that_a_queue_no_longer_accepts_are_named_with_the_edit(
+    store: MemoryStore,
+) -> None:
+    apply(store, queue("school"), queue("gpu", parent="school"), queue("free"))
+    apply(store, group("a", "gpu", "home"), group("b", "gpu", "lab"), group("c", "gpu", "course"))
+    apply(store, group("d", "gpu", "home"), group("e", "free", "home"))
+    [applied] = apply(store, queue("school", namespaces=["lab"]))
+    [warning] = applied.warnings
+    assert warning == (
+        "queue gpu no longer accepts 3 pod groups that wait there, of course, home; submit them"
+        " elsewhere, or name their namespaces in spec.namespaces: until then, they are"
+        " Misconfigured"
+    )
+    # It was said when the list changed.
+    [again] = apply(store, queue("school", namespaces=["lab"], weight=2))
+    assert again.warnings == ()
+    [more] = apply(store, queue("school", namespaces=["lab", "home"]))
+    assert more.warnings == ()
+
+
+def test_a_queue_that_accepts_no_namespace_any_more_is_named(store: MemoryStore) -> None:
+    apply(store, queue("school", namespaces=["lab", "course"]))
+    [applied] = apply(store, queue("gpu", parent="school", namespaces=["home"]))
+    sentence = (
+        "queue gpu accepts groups of no namespace: its spec.namespaces and those of the queues"
+        " above it have none in common"
+    )
+    assert applied.warnings == (sentence,)
+    apply(store, queue("gpu", parent="school"))
+    assert apply(store, queue("gpu", parent="school", namespaces=["lab"]))[0].warnings == ()
+    # The change above it counts, too.
+    assert apply(store, queue("school", namespaces=["course"]))[0].warnings == (sentence,)
 
 
 def test_without_ready_nodes_guarantees_give_no_warning() -> None:

@@ -170,6 +170,7 @@ def lost_text(lost: Amounts) -> str:
 #: The columns of queues that -o wide adds.
 _QUEUES_WIDE = (
     *("GUARANTEE", "CAPABILITY", "ADMITTED", "RUNNING", "PENDING REQUEST", "STRATEGY", "STOP"),
+    "NAMESPACES",
 )
 
 
@@ -207,7 +208,7 @@ def _stacked_rows(
         dashes = [text or "-" for text in (reserved, borrowed)]
         limits = [text or "-" for text in (guarantee, capability)]
         # A blank, not a dash: a dash would mean that there is no value.
-        rows.append((below or " ", " ", used, *dashes, " ", " ", *limits, *(" " * 5)))
+        rows.append((below or " ", " ", used, *dashes, " ", " ", *limits, *(" " * 6)))
     return rows
 
 
@@ -228,6 +229,7 @@ def _queue_row(
         *(guarantee, capability, str(view.admitted_groups), str(view.running_groups)),
         *(listed(view.pending), spec.strategy.type),
         "" if spec.stop_policy == "None" else spec.stop_policy,
+        namespaces_text(view),
     )
 
 
@@ -283,6 +285,13 @@ def _in_tree(views: Sequence[QueueView], *, lines: bool) -> list[tuple[str, str]
         has_below = any(child in names for child in view.children)
         found.append((f"{above}{branch}{view.name}", f"{above}{rest}{'│' if has_below else ''}"))
     return found
+
+
+def namespaces_text(view: QueueView) -> str:
+    """Return the namespaces whose groups it accepts; '' for all, `none` if those that it and the
+    queues above it accept have none in common.
+    """
+    return "" if view.accepts is None else ", ".join(view.accepts) or "none"
 
 
 def share_text(view: QueueView) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec import Struct, structs
 
-from batchq.api.lifecycle import TERMINAL
+from batchq.api.lifecycle import TERMINAL, PodGroupPhase
 from batchq.api.notation import counted
 from batchq.api.objects import (
     DEFAULT,
@@ -387,6 +387,7 @@ def _queue_warnings(
     _warn_of_guarantees(reader, stored, written, found)
     _warn_of_capabilities(stored, written, held, found)
     _warn_of_missing_checks(reader, transaction, stored, written, found)
+    _warn_of_namespaces(reader, stored, written, found)
     return {name: tuple(sentences) for name, sentences in found.items() if sentences}
 
 
@@ -460,6 +461,52 @@ def _warn_of_missing_checks(
                 f"Queue {name} asks for {what}, which {there}: it admits no group until every"
                 " check is applied and its controller runs"
             )
+
+
+def _warn_of_namespaces(
+    reader: Reader,
+    stored: Mapping[str, Queue],
+    written: Mapping[str, Queue],
+    found: dict[str, list[str]],
+) -> None:
+    """Warn of queues that accept no namespace any more, and of waiting groups that their queue no
+    longer accepts; at the queue of the request that is nearest above them.
+    """
+    queues = {**stored, **written}
+    if not any(queue.spec.namespaces for queue in queues.values()):
+        return
+    before, after = QueueTree(stored.values()), QueueTree(queues.values())
+    narrowed = [
+        name
+        for name in sorted({DEFAULT, *after.records})
+        if after.is_leaf(name) and _is_narrower(before.accepted(name), after.accepted(name))
+    ]
+    if not narrowed:
+        return
+    waiting: dict[str, list[str]] = {name: [] for name in narrowed if name in stored}
+    for group in reader.list("PodGroup") if waiting else ():
+        if isinstance(group, PodGroup) and group.spec.queue in waiting:
+            namespace, status = group.metadata.namespace, group.status
+            waits = status.phase == PodGroupPhase.PENDING and status.reserved_at is None
+            if waits and not after.accepts(group.spec.queue, namespace):
+                waiting[group.spec.queue].append(namespace)
+    for name in narrowed:
+        above = [one for one in after.chain(name) if one in written]
+        if not above:
+            continue
+        if not after.accepted(name):
+            found[above[-1]].append(after.why_closed(name, ""))
+        if names := waiting.get(name):
+            found[above[-1]].append(
+                f"queue {name} no longer accepts {counted(len(names), 'pod group')} that"
+                f" wait{'s' if len(names) == 1 else ''} there, of"
+                f" {abbreviated(sorted(set(names)))}; submit them elsewhere, or name their"
+                " namespaces in spec.namespaces: until then, they are Misconfigured"
+            )
+
+
+def _is_narrower(before: frozenset[str] | None, after: frozenset[str] | None) -> bool:
+    return after is not None and (before is None or not before <= after)
 
 
 def _deleted_check_warnings(

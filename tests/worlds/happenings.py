@@ -1,6 +1,6 @@
 """Changes by operators and users in busy worlds: queues are stopped for a while and get guarantees,
 nodes join and change their size, groups change priority or are cancelled, pods have scheduling
-gates, and clocks run faster.
+gates, and clocks run faster. And, in all worlds, queues that accept certain namespaces only.
 
 Seeds below FIRST are unchanged, because faults found earlier are known by their seed.
 """
@@ -15,6 +15,8 @@ from tests.worlds.making import Described, Manifest
 
 #: The first seed whose world has such changes.
 FIRST = 200_000
+#: The first seed in whose world queues may accept certain namespaces only.
+FIRST_WITH_NAMESPACES = 1_175_000
 _ORDERS = (
     ["enqueue", "allocate", "preempt", "reclaim", "backfill"],
     ["enqueue", "backfill", "allocate", "reclaim", "preempt"],
@@ -40,6 +42,31 @@ def with_happenings(world: Described) -> Described:
         manifests=[*manifests, {**timeline, "spec": steps}],
         config={**world.config, **_clocks(dice)},
     )
+
+
+def with_namespaces(world: Described) -> Described:
+    """Return the world, in two cases of five with queues that accept certain namespaces only, for a
+    while or from the start.
+    """
+    dice = random.Random(f"namespaces {world.seed}")
+    if world.seed < FIRST_WITH_NAMESPACES or dice.random() > 0.4:
+        return world
+    manifests = [dict(one) for one in world.manifests]
+    steps: list[Manifest] = []
+    has_timeline = manifests[-1]["kind"] == "Timeline"
+    for one in _of_kind(manifests, "Queue"):
+        accepted = dice.sample(("red", "blue", "kube-system"), dice.randint(1, 2))
+        spec = {**one["spec"], "namespaces": accepted}
+        if dice.random() > 0.4:
+            continue
+        if has_timeline and dice.random() < 0.6:
+            steps += _for_a_while(dice, dict(one), spec)
+        else:
+            one["spec"] = spec
+    if steps:
+        timeline = manifests[-1]
+        timeline["spec"] = sorted([*timeline["spec"], *steps], key=_at)
+    return structs.replace(world, manifests=manifests)
 
 
 def _at(step: Manifest) -> int:

@@ -259,6 +259,13 @@ class Picture:
             name = self.parent(name)
         return [*found, ROOT] if found else []
 
+    def accepts(self, group: PodGroup) -> bool:
+        """Return whether its queue and all queues above accept groups of its namespace."""
+        lists = [
+            self.queues[one].spec.namespaces for one in self.chain(group) if one in self.queues
+        ]
+        return all(not names or group.metadata.namespace in names for names in lists)
+
     def scopes(self, group: PodGroup) -> list[Scope]:
         return [
             CLUSTER,

@@ -30,6 +30,7 @@ from tests.worlds.check_rules import (
 from tests.worlds.checking import with_checks
 from tests.worlds.crashes import DoubtfulStage
 from tests.worlds.fair import fair_world, shares_have_converged
+from tests.worlds.happenings import with_namespaces
 from tests.worlds.instants import Instants
 from tests.worlds.making import Described, described
 from tests.worlds.rules import AFTER_EVERY_SESSION, AT_REST, Broken, Course
@@ -218,8 +219,10 @@ def failure_of_wide_seed(seed: int) -> Failure | None:
 
 
 def world_of(seed: int) -> Described:
-    """Return the world of a seed; in most worlds some queues require admission checks."""
-    return with_checks(described(seed))
+    """Return the world of a seed; in most worlds some queues require admission checks, and in some
+    they accept certain namespaces only.
+    """
+    return with_namespaces(with_checks(described(seed)))
 
 
 def failures_of(

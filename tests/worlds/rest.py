@@ -55,6 +55,8 @@ class Rest(Picture):
         if not self.is_admitted(group) and any(self._stops(name) for name in self.chain(group)):
             # Running groups of a held queue continue, and may get more pods.
             return True
+        if not self.is_reserved(group) and not self.accepts(group):
+            return True
         if spec.priority_class_name and spec.priority_class_name not in self.classes:
             return True
         if any(not one.uid for one in spec.depends_on):

@@ -252,7 +252,24 @@ def gangs_stay_whole_or_leave_whole(before: Session, after: Session) -> None:
                 raise Broken(f"{key} left for another, and {stays or 'its reservation'} stayed")
 
 
+def no_group_enters_a_queue_that_does_not_accept_its_namespace(
+    before: Session, after: Session
+) -> None:
+    """Without a reservation, a group gets in only if each queue on its path names its namespace, or
+    none.
+    """
+    queues = {queue.metadata.name: queue.spec.namespaces for queue in before.snapshot.queues}
+    for intent in after.intents:
+        if isinstance(intent, intents.AdmitGroup | intents.ReserveQuota):
+            group = before.by_key[intent.group]
+            lists = [queues.get(name, ()) for name in before.tree.chain(group.queue)]
+            closed = any(names and group.namespace not in names for names in lists)
+            if closed and not group.reserved:
+                raise Broken(f"{group.key} got into {group.queue}, which accepts {lists}")
+
+
 AFTER_EVERY_SESSION = (
+    no_group_enters_a_queue_that_does_not_accept_its_namespace,
     no_limit_is_exceeded,
     guarantees_stay_available,
     every_victim_is_pledged_to_its_preemptor,

@@ -19,7 +19,7 @@ from batchq.errors import EndlessSessions
 from batchq.lab.simulation import WorldRun
 from batchq.lab.simulation.world import read_world
 from tests.worlds.checking import with_checks
-from tests.worlds.happenings import FIRST, with_happenings
+from tests.worlds.happenings import FIRST, with_happenings, with_namespaces
 from tests.worlds.making import CLASSES, Described, Manifest
 
 #: Sessions of one such world; it comes to rest long before.
@@ -37,6 +37,10 @@ _ACTIONS = ["enqueue", "allocate", "reclaim", "preempt", "backfill"]
 
 def wide_world(seed: int) -> Described:
     """Return the busy world of a seed."""
+    return with_namespaces(_wide_world(seed))
+
+
+def _wide_world(seed: int) -> Described:
     world = _Making(seed).world()
     dice = random.Random(f"wide ends {seed}")
     if dice.random() < 0.3:

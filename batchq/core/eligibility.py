@@ -164,7 +164,7 @@ def _unknown_names(session: Session, group: GroupState) -> list[str]:
         found.append(
             f"queue {group.queue} has queues below it and holds no groups; choose one of {below}"
         )
-    if refusal := namespace_refusal(session, group):
+    if session.tree.has_namespaces and (refusal := namespace_refusal(session, group)):
         found.append(refusal)
     name = spec.priority_class_name
     if name and all(item.metadata.name != name for item in session.snapshot.priority_classes):

@@ -502,6 +502,22 @@ def test_queues_are_gone_through_once_for_groups_of_many_queues(stage: Stage) ->
     assert queues.walks == 1
 
 
+def test_each_group_is_judged_by_its_own_namespace(stage: Stage) -> None:
+    stage.furnish(a_queue("gpu", namespaces=("lab",)))
+    requests = [
+        a_line(f"{namespace}-{number}", queue="gpu", namespace=namespace)
+        for number in range(2)
+        for namespace in ("lab", "home")
+    ]
+    because = "spec.queue: queue gpu accepts only groups of namespace lab, not of home"
+    assert names_of(list(stage.client.submit_many(requests))) == [
+        "lab-0",
+        f"PodGroup home/home-0: {because}",
+        "lab-1",
+        f"PodGroup home/home-1: {because}",
+    ]
+
+
 @pytest.mark.parametrize("requests", [len, "tasks:add", {"command": ["true"]}])
 def test_a_single_request_is_refused_with_a_sentence(client: Client, requests: Any) -> None:
     with pytest.raises(InvalidInput, match="expected a list of requests, found") as caught:

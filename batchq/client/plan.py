@@ -514,6 +514,7 @@ def _other_queue(trial: _AdviceTrial, group: PodGroup, session: Session) -> Iter
         for name, queue in session.queues.items()
         if name != group.spec.queue
         and session.tree.is_leaf(name)
+        and session.tree.accepts(name, group.metadata.namespace)
         and asked.issubset(names_in(session, session.tree.chain(name)))
     ]
     others.sort(key=session.queue_key)

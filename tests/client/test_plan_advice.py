@@ -284,6 +284,17 @@ def test_advice_does_not_circumvent_a_stop_or_a_quota(closed: dict[str, Any]) ->
     assert (plan.exit_code, queues_advised(plan)) == (4, [])
 
 
+def test_queues_that_do_not_accept_the_namespace_take_no_place_among_those_that_are_tried() -> None:
+    plan = plan_of(
+        a_request(cpu=4, queue="busy"),
+        a_queue("busy"),
+        *(a_queue(f"closed-{number}", namespaces=("lab",)) for number in range(9)),
+        a_queue("free", preemption=RECLAIMS),
+        *a_running_group("r", cpu=6, queue="busy"),
+    )
+    assert queues_advised(plan) == ["free"]
+
+
 def test_memory_is_advised_in_sizes_that_people_write() -> None:
     there = a_snapshot(a_node("n1", cpu=8, memory="10Gi"))
     task = a_task("w", 1, requests={"cpu": 1, "memory": "16Gi"}, command=("true",))

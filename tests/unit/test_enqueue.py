@@ -5,6 +5,7 @@ from __future__ import annotations
 from batchq.api.intents import SetReasons
 from batchq.api.lifecycle import PodGroupPhase
 from batchq.api.objects import Condition, Dependency, PodGroupStatus, SchedulingGate
+from batchq.api.reasons import Verdict, Waiting
 from batchq.config import DEFAULT_PLUGINS, SchedulerConfig
 from tests.builders import (
     a_group,
@@ -314,3 +315,44 @@ def test_the_reason_of_a_group_in_backoff_says_what_did_not_fit() -> None:
         "pauses for 20s, until 1970-01-01T00:00:20Z, 2 times in a row;"
         " Unschedulable: 0/2 nodes fit: 2 cordoned"
     )
+
+
+def test_a_former_head_that_is_out_of_line_now_loses_its_reservation() -> None:
+    """Its namespace's quota was lowered below its request while it waited."""
+    head = a_group(
+        "head",
+        8,
+        namespace="blue",
+        queue="heads",
+        status=PodGroupStatus(set_aside_at=5),
+    )
+    decided = decide(
+        a_queue("heads", strict=True), a_node(cpu=8), a_quota("blue", cpu=2), head, now_ms=10_000
+    )
+    assert decided.session.by_key["blue/head"].status.set_aside_at is None
+
+
+def test_groups_do_not_avoid_the_nodes_of_a_head_that_is_out_of_line_now() -> None:
+    """`pair` has one pod on each node then, as without `head`, which had lacked capacity before."""
+    reasons = (
+        Verdict(plugin="quota", reason=Waiting.EXCEEDS_MAX_QUOTA, resource="cpu"),
+        Verdict(plugin="nodes", reason=Waiting.WAITING_FOR_RESOURCES, in_line=True),
+    )
+    head = a_group(
+        "head",
+        8,
+        namespace="blue",
+        queue="heads",
+        status=PodGroupStatus(reasons=reasons, set_aside_at=5),
+    )
+    decided = decide(
+        a_queue("heads", strict=True),
+        a_queue("others"),
+        a_node("n0", cpu=6),
+        a_node("n1", cpu=4),
+        a_quota("blue", cpu=2),
+        head,
+        a_group("pair", 2, queue="others", created=1),
+        now_ms=10_000,
+    )
+    assert decided.bound == {"default/pair-w-0": "n0", "default/pair-w-1": "n1"}

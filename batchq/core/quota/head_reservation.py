@@ -25,7 +25,7 @@ from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 from batchq.api.lifecycle import ON_NODE, PodGroupPhase
-from batchq.api.reasons import Verdict, Waiting
+from batchq.api.reasons import Blockers, Verdict, Waiting
 from batchq.api.resources import LARGEST, Amounts, larger, plus
 from batchq.api.transaction import POD_GROUPS, queue_scope
 from batchq.core.node_timeline import AmountsByNode, is_one_machine, nodes_decide
@@ -58,8 +58,11 @@ def keeps_all(session: Session, head: GroupState) -> bool:
 
 
 def has_waited(head: GroupState) -> bool:
-    """Return whether a group lacked capacity shared with other queues, according to its record."""
-    return _lacks_shared_capacity(head, head.status.reasons)
+    """Return whether a group stood in line and lacked capacity shared with other queues, according
+    to its record.
+    """
+    reasons = head.status.reasons
+    return _lacks_shared_capacity(head, reasons) and Blockers(reasons).wait_in_line
 
 
 def let_one_exceed(session: Session) -> None:
@@ -67,10 +70,8 @@ def let_one_exceed(session: Session) -> None:
     the next session on: the head of the queue that has used the smallest part of its due, if that
     is below 1. The reservation lasts until the head starts or is no longer first in line.
     """
-    if not session.heads.strict:
-        return
     heads = {head.uid for head in session.heads.strict.values()}
-    begun = [one for one in session.busy() if one.status.set_aside_at is not None]
+    begun = [one for one in session.unsettled() if one.status.set_aside_at is not None]
     for group in begun:
         if group.uid not in heads:
             _set_status(session, group, set_aside_at=None)

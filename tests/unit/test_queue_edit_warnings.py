@@ -88,7 +88,7 @@ def stored(store: MemoryStore, name: str) -> Queue:
         ({"overcommit": 1.5}, {"admissionChecks": ["a", "b"]}, "admissionChecks none -> a+b, over"),
         ({"overcommit": 1.5}, {}, "overcommit 1.5 -> 1"),
         ({"namespaces": ["lab"]}, {"namespaces": ["lab", "ml"]}, "namespaces lab -> lab+ml"),
-        ({"namespaces": ["lab"]}, {}, "namespaces lab -> none"),
+        ({"namespaces": ["lab"]}, {}, "namespaces lab -> all"),
         ({"stopPolicy": "Hold"}, {}, "stopPolicy Hold -> None"),
     ],
 )

@@ -107,6 +107,9 @@ def _word(field: str, value: object) -> str:
             return "true" if value else "false"
         case int() if field == "overcommit":
             return describe_quantity(field, value)
+        case () if field == "namespaces":
+            # Without the field, a queue accepts groups of every namespace.
+            return "all"
         case tuple():
             return "+".join(map(str, value)) or "none"
         case None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
@@ -303,7 +304,7 @@ def _ended_group(client: Client, key: str, together: Sequence[str]) -> PodGroup:
 
     stored = client.get("PodGroup", key)
     assert isinstance(stored, PodGroup)
-    again = as_submitted(stored, together)
+    again = as_submitted(stored, together, _awaited(client, stored))
     templates = [task.template for task in stored.spec.tasks]
     runs = all(one.command or one.function for one in templates)
     if any(HIDDEN in one.env.values() for one in templates) or not (
@@ -321,6 +322,18 @@ def _ended_group(client: Client, key: str, together: Sequence[str]) -> PodGroup:
             hint=f"`batchq wait {key}` waits for their end",
         ) from None
     return again
+
+
+def _awaited(client: Client, group: PodGroup) -> dict[str, PodGroup]:
+    """Return the groups that now have the names of a group's dependencies, by key."""
+    found = {}
+    for dependency in group.spec.depends_on:
+        key = f"{group.metadata.namespace}/{dependency.name}"
+        with suppress(NotFound):
+            other = client.get("PodGroup", key)
+            assert isinstance(other, PodGroup)
+            found[key] = other
+    return found
 
 
 class _ExistingNames:

@@ -114,7 +114,7 @@ def test_a_group_whose_dependency_has_failed_is_submitted_again_with_it(
     assert (done.code, done.out) == (8, "")
     assert done.err.splitlines() == [
         (
-            "error: PodGroup default/train would fail again at once: it waits for prepare to"
+            "error: PodGroup default/train would fail at once: it waits for prepare to"
             " complete, which is impossible now"
         ),
         (
@@ -126,6 +126,48 @@ def test_a_group_whose_dependency_has_failed_is_submitted_again_with_it(
     stage.run("prepare-2")
     stage.run("train-2")
     assert stage.phase("train-2") == "Completed"
+
+
+def test_only_dependencies_that_have_failed_are_to_be_submitted_again(
+    batchq: Batchq, stage: Stage
+) -> None:
+    for name in ("prepare", "fetch"):
+        batchq("submit", "--name", name, *FALSE)
+    batchq("submit", "--name", "train", "--after", "prepare", "--after", "fetch", "--", "true")
+    stage.run("fetch", exit_code=1)
+    stage.turn()
+    assert stage.phase("train") == "Failed"
+    again = "submit what it waits for again with it: `batchq resubmit default/fetch default/train`"
+    assert batchq("resubmit", "train").err.splitlines()[1] == f"hint: {again}"
+    assert batchq("resubmit", "default/fetch", "default/train").code == 0
+
+
+def test_a_group_is_submitted_again_if_a_new_dependency_has_completed(
+    batchq: Batchq, stage: Stage
+) -> None:
+    batchq("submit", "--name", "prepare", *FALSE)
+    batchq("submit", "--name", "train", "--after", "prepare", "--", "true")
+    stage.run("prepare", exit_code=1)
+    stage.turn()
+    batchq("delete", "podgroup", "prepare")
+    # There is nothing to submit again.
+    gone = batchq("resubmit", "train")
+    assert (gone.code, "there is no PodGroup default/prepare" in gone.err) == (6, True)
+    batchq("submit", "--name", "prepare", "--", "true")
+    stage.run("prepare")
+    assert batchq("resubmit", "train").code == 0
+    stage.run("train-2")
+    assert stage.phase("train-2") == "Completed"
+
+
+def test_a_group_is_not_submitted_again_if_a_dependency_has_failed_since(
+    batchq: Batchq, stage: Stage
+) -> None:
+    batchq("submit", "--name", "prepare", *FALSE)
+    batchq("submit", "--name", "train", "--after", "prepare", "--", "true")
+    batchq("cancel", "train")
+    stage.run("prepare", exit_code=1)
+    assert batchq("resubmit", "train").code == 8
 
 
 def test_gates_are_closed_again_and_a_suspension_is_not_repeated(

@@ -8,7 +8,7 @@ from graphlib import CycleError
 from msgspec import Struct, structs
 
 from batchq.api import validation
-from batchq.api.lifecycle import ON_NODE, TERMINAL
+from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase
 from batchq.api.notation import counted
 from batchq.api.objects import (
     BY_ANNOTATION,
@@ -17,6 +17,7 @@ from batchq.api.objects import (
     PARENT_ANNOTATION,
     AdmissionCheck,
     AdmissionCheckStatus,
+    Dependency,
     Metadata,
     Node,
     NodeStatus,
@@ -33,7 +34,6 @@ from batchq.api.objects import (
     kind_of,
     with_task_gates,
 )
-from batchq.api.reasons import Finish
 from batchq.api.resources import describe_quantity
 from batchq.api.transaction import Charge, Event, Transaction, Write
 from batchq.client.changes.groups import (
@@ -50,6 +50,7 @@ from batchq.client.changes.groups import (
 )
 from batchq.client.changes.object_writes import find, object_charge, put, remove, title
 from batchq.client.changes.queue_rules import parents_first, settled
+from batchq.core.eligibility import WANTED
 from batchq.core.quota import ROOT
 from batchq.core.quota.ledger import holders_in_store
 from batchq.errors import Conflict, Rejected
@@ -223,14 +224,26 @@ def _with_free_names(reader: Reader, group: PodGroup, transaction: Transaction) 
     return structs.replace(transaction, writes=(*transaction.writes, *conditions))
 
 
-def as_submitted(stored: PodGroup, together: Collection[str]) -> PodGroup:
+def _cannot_hold(dependency: Dependency, other: PodGroup) -> bool:
+    """Return whether a group has ended otherwise than a dependency on it wants."""
+    completed = other.status.phase == PodGroupPhase.COMPLETED
+    return other.status.phase in TERMINAL and (
+        (dependency.condition == "ok" and not completed)
+        or (dependency.condition == "failed" and completed)
+    )
+
+
+def as_submitted(
+    stored: PodGroup, together: Collection[str], others: Mapping[str, PodGroup]
+) -> PodGroup:
     """Return a group that has ended as it was submitted, to submit it again: the gates opened since
     are closed again, and it is not suspended.
 
     `together` are the keys of the groups that are submitted again with it. Of its dependencies, it
-    keeps those, and all of them if it was never admitted; the others have held once.
+    keeps those, and all of them if it was never admitted; the others have held once. `others` are
+    the groups that now have the names of its dependencies, by key.
 
-    Raises Conflict if it has not ended, or would fail again because a dependency has failed.
+    Raises Conflict if it has not ended, or would fail at once because of how these have ended.
     """
     meta, spec, status = stored.metadata, stored.spec, stored.status
     key = key_of(stored)
@@ -239,15 +252,25 @@ def as_submitted(stored: PodGroup, together: Collection[str]) -> PodGroup:
             f"{title(stored)} is {status.phase}: only a group that has ended is submitted again",
             hint=f"`batchq wait {key}` waits for its end, `batchq cancel {key}` ends it",
         )
-    outside = [one for one in spec.depends_on if f"{meta.namespace}/{one.name}" not in together]
-    end = next((one for one in status.conditions if one.type == "Finished"), None)
-    if end and end.reason == Finish.DEPENDENCY_NEVER_MET and len(outside) == len(spec.depends_on):
-        names = " ".join([*(f"{meta.namespace}/{one.name}" for one in outside), key])
+    outside = {
+        f"{meta.namespace}/{one.name}": one
+        for one in spec.depends_on
+        if f"{meta.namespace}/{one.name}" not in together
+    }
+    never = [
+        name
+        for name, one in outside.items()
+        if not status.admission and name in others and _cannot_hold(one, others[name])
+    ]
+    if never:
+        first = outside[never[0]]
         raise Conflict(
-            f"{title(stored)} would fail again at once: it {end.message or 'cannot start'}",
-            hint=f"submit what it waits for again with it: `batchq resubmit {names}`",
+            f"{title(stored)} would fail at once: it waits for"
+            f" {first.name} {WANTED[first.condition]}, which is impossible now",
+            hint="submit what it waits for again with it:"
+            f" `batchq resubmit {' '.join([*never, key])}`",
         )
-    kept = [one for one in spec.depends_on if not (status.admission and one in outside)]
+    kept = [one for one in spec.depends_on if not (status.admission and one in outside.values())]
     gates = {"": spec.scheduling_gates} | {
         task.name: task.template.scheduling_gates for task in spec.tasks
     }

@@ -292,6 +292,10 @@ def test_a_group_in_an_inner_queue_is_refused_with_the_names_of_the_leaves(
         "PodGroup default/g: spec.queue: queue org has queues below it, and holds no groups"
     )
     assert caught.value.hint == "name a queue below it: crew, lab"
+    apply(store, queue("crew", parent="org", namespaces=["ml"]))
+    with pytest.raises(Rejected) as caught:
+        planned(store, group("g", "org"))
+    assert caught.value.hint == "name a queue below it: lab"
     assert [one.effect for one in apply(store, group("g", "lab"))] == ["created"]
 
 

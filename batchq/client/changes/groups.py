@@ -417,10 +417,13 @@ class _ExistingQueues:
             )
         if name in self._parents:
             leaves = sorted(self._tree.leaves_below(name))
+            namespace = group.metadata.namespace
+            suitable = [one for one in leaves if self._tree.accepts(one, namespace)]
             raise Rejected(
                 f"{title(group)}: spec.queue: queue {name} has queues below it, and holds no"
                 " groups",
-                hint=f"name a queue below it: {abbreviated(leaves)}",
+                # If none accepts the group, the next refusal says whose list to change.
+                hint=f"name a queue below it: {abbreviated(suitable or leaves)}",
             )
         if self._have_namespaces:
             self._check_namespace(group)

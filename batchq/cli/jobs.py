@@ -23,7 +23,7 @@ from batchq.cli.output.options import (
     paging_options,
     pass_globals,
 )
-from batchq.errors import BatchqError, StoreUnavailable
+from batchq.errors import BatchqError, StoreUnavailable, UsageError
 
 if TYPE_CHECKING:
     from batchq.api_session import ApiCredentials
@@ -72,11 +72,10 @@ PHASES = (
 @click.option(
     "-u",
     "--owner",
-    default="",
     metavar="USER",
     help="Only groups that this user has submitted, as in alice@laptop, or alice; me: you.",
 )
-@click.option("--mine", "owner", flag_value=ME, help="As --owner me.")
+@click.option("--mine", is_flag=True, help="As --owner me.")
 @click.option("-a", "--active", is_flag=True, help="Only groups that have not finished.")
 @click.option("--all", "everything", is_flag=True, help="All finished groups, on a terminal too.")
 @click.option("--start", is_flag=True, help="Waiting groups, and when they are expected to start.")
@@ -88,6 +87,8 @@ def jobs(
     /,
     namespace: str,
     all_namespaces: bool,
+    owner: str | None,
+    mine: bool,
     paging: Paging,
     output: str,
     **asked: Any,
@@ -118,6 +119,7 @@ def jobs(
     there is no such queue.
     """
     space = "" if all_namespaces else namespace
+    asked["owner"] = _owner(owner, mine=mine)
     query = (
         None if paging.limit or paging.after or not paging.size else _query(space, output, asked)
     )
@@ -127,6 +129,15 @@ def jobs(
     from batchq.cli.group_lists import list_groups
 
     list_groups(shared, space, paging=paging, form=output, finished=RECENT, **asked)
+
+
+def _owner(owner: str | None, *, mine: bool) -> str:
+    """Return whose groups to list; "" for everyone's."""
+    if owner == "":
+        raise UsageError("--owner: expected a user, found an empty name")
+    if mine and owner not in (None, ME):
+        raise UsageError(f"--mine lists your own groups, and --owner those of {owner}: omit one")
+    return ME if mine else owner or ""
 
 
 def _query(namespace: str, output: str, asked: Mapping[str, Any]) -> dict[str, str] | None:

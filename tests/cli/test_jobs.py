@@ -414,6 +414,31 @@ def test_groups_of_this_user_are_listed(batchq: Batchq, of_two: Stage) -> None:
     assert batchq("jobs", "--mine", "-o", "name", "--limit", "1").lines == ["default/mine"]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--owner", ""], "--owner: expected a user, found an empty name"),
+        (
+            ["--owner", "bob", "--mine"],
+            "--mine lists your own groups, and --owner those of bob: omit one",
+        ),
+        (
+            ["--mine", "--owner", "bob"],
+            "--mine lists your own groups, and --owner those of bob: omit one",
+        ),
+    ],
+)
+def test_an_owner_that_would_be_ignored_is_refused(
+    batchq: Batchq, words: list[str], message: str
+) -> None:
+    done = batchq("jobs", *words)
+    assert (done.code, done.out, done.err.splitlines()[0]) == (2, "", f"error: {message}")
+
+
+def test_both_ways_to_ask_for_own_groups_may_be_combined(batchq: Batchq, of_two: Stage) -> None:
+    assert batchq("jobs", "--mine", "--owner", "me", "-o", "name").lines == ["default/mine"]
+
+
 @pytest.mark.parametrize("whole_up_to", [0, 100])
 def test_a_terminal_shows_the_last_finished_groups_of_an_owner(
     batchq: Batchq, of_two: Stage, monkeypatch: pytest.MonkeyPatch, whole_up_to: int

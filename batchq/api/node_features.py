@@ -464,8 +464,14 @@ def parse_toleration(written: str) -> Toleration:
     )
 
 
+def taint_text(taint: Taint) -> str:
+    """Return `dedicated=ml:NoSchedule`, as `batchq worker --taint` takes it."""
+    value = f"={taint.value}" if taint.value else ""
+    return f"{taint.key}{value}:{taint.effect}"
+
+
 def untolerated(taints: Iterable[Taint], template: PodTemplate) -> str:
-    """Return the key of the first taint that keeps a pod off a node; '' if none does.
+    """Return the first taint that keeps a pod off a node, as text; '' if none does.
 
     By Kubernetes' rule, an empty key with Exists, or an empty effect, tolerates all.
     """
@@ -481,7 +487,7 @@ def untolerated(taints: Iterable[Taint], template: PodTemplate) -> str:
             )
             for toleration in template.tolerations
         ):
-            return taint.key
+            return taint_text(taint)
     return ""
 
 
@@ -490,10 +496,10 @@ def no_node_tolerated(template: PodTemplate, nodes: Sequence[Node]) -> str:
     none matches.
     """
     matching = _matching(template, nodes)
-    keys = {untolerated(node.spec.taints, template) for node in matching}
-    if not keys or "" in keys:
+    found = {untolerated(node.spec.taints, template) for node in matching}
+    if not found or "" in found:
         return ""
-    taints = f"the taint{'s' * (len(keys) > 1)} {' or '.join(sorted(keys)[:_MOST_NAMES])}"
+    taints = f"the taint{'s' * (len(found) > 1)} {' or '.join(sorted(found)[:_MOST_NAMES])}"
     if len(matching) == 1:
         return f"node {matching[0].metadata.name} has {taints}, which its pod does not tolerate"
     count = len(matching)

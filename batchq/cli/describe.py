@@ -9,7 +9,7 @@ from msgspec import to_builtins
 
 from batchq.api.lifecycle import ON_NODE, TERMINAL, PodGroupPhase, PodPhase
 from batchq.api.manifest import encode
-from batchq.api.node_features import cordon_text, uses_of, without_lacking
+from batchq.api.node_features import cordon_text, taint_text, uses_of, without_lacking
 from batchq.api.node_report import ADDRESS_ANNOTATION, PORTS_ANNOTATION, RUN_AS_ANNOTATION
 from batchq.api.notation import counted, data_of, describe_age, format_duration, format_instant
 from batchq.api.objects import (
@@ -317,7 +317,7 @@ def show_node(client: Client, node: Node) -> None:
                 "" if heartbeat is None else f"{describe_age(client.now_ms() - heartbeat)} ago",
             ),
             ("Labels", _pairs(without_lacking(node.metadata.labels))),
-            ("Taints", ", ".join(tables.taint_text(taint) for taint in node.spec.taints)),
+            ("Taints", ", ".join(taint_text(taint) for taint in node.spec.taints)),
             ("Memory limit", tables.memory_limit(node)),
             ("Address", node.metadata.annotations.get(ADDRESS_ANNOTATION, "")),
             ("Ports", node.metadata.annotations.get(PORTS_ANNOTATION, "")),

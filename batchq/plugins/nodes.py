@@ -140,8 +140,8 @@ def suitability(shape: TaskShape, node: NodeState) -> str:
     if node.name in template.exclude_nodes:
         return "excluded by the pod"
     taints = node.record.spec.taints
-    if taints and (key := untolerated(taints, template)):
-        return f"taint {key} not tolerated"
+    if taints and (taint := untolerated(taints, template)):
+        return f"taint {taint} not tolerated"
     return ""
 
 

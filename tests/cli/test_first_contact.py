@@ -272,12 +272,15 @@ def test_a_node_that_does_not_exist_is_warned_of(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--node", "n2"], "node n2 has the taint dedicated, which its pod does not tolerate"),
+        (
+            ["--node", "n2"],
+            "node n2 has the taint dedicated:NoSchedule, which its pod does not tolerate",
+        ),
         (
             ["--selector", "pool=gpu"],
             (
-                "all 2 nodes that it may use have the taints dedicated or service, which its pod"
-                " does not tolerate"
+                "all 2 nodes that it may use have the taints dedicated:NoSchedule or"
+                " service:NoSchedule, which its pod does not tolerate"
             ),
         ),
         (
@@ -316,6 +319,20 @@ def test_a_request_that_tolerates_a_taint_uses_the_node(
     assert (done.code, done.out, done.err) == (0, "podgroup default/x submitted\n", "")
     stage.run("x")
     assert stage.phase("x") == "Completed"
+
+
+def test_a_toleration_of_another_value_is_told_which_one_the_taint_has(
+    batchq: Batchq, stage: Stage
+) -> None:
+    stage.furnish(a_node("n1", cpu=4, taints=(Taint(key="dedicated", value="ml"),)))
+    done = batchq("submit", "--name", "x", "--toleration", "dedicated=vision", "--", "true")
+    taint = "taint dedicated=ml:NoSchedule"
+    assert done.err.splitlines()[0] == (
+        "warning: PodGroup default/x cannot start on the existing nodes:"
+        f" node n1 has the {taint}, which its pod does not tolerate"
+    )
+    stage.turn()
+    assert f"0/1 nodes fit: 1 {taint} not tolerated" in batchq("why", "x").out
 
 
 @pytest.mark.parametrize("toleration", ["", "=ml", "a:Never", "a b", "a=b c", "a=b=c"])

@@ -276,8 +276,8 @@ def test_a_group_that_tolerates_no_taint_is_advised_about_taints() -> None:
         (
             "ExceedsCapacity",
             (
-                "node n1 has the taint gpu, which its pod does not tolerate: tolerate it (`batchq"
-                " submit --toleration KEY`), or start a worker without it"
+                "node n1 has the taint gpu:NoSchedule, which its pod does not tolerate: tolerate it"
+                " (`batchq submit --toleration KEY`), or start a worker without it"
             ),
         )
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from batchq.api.lifecycle import TERMINAL, PodGroupPhase
-from batchq.api.node_features import DeviceUse, cordon_text, without_lacking
+from batchq.api.node_features import DeviceUse, cordon_text, taint_text, without_lacking
 from batchq.api.notation import counted, describe_age, format_instant
 from batchq.api.objects import (
     Node,
@@ -15,7 +15,6 @@ from batchq.api.objects import (
     PriorityClass,
     Queue,
     ResourceQuota,
-    Taint,
     full_name,
 )
 from batchq.api.reasons import Waiting
@@ -377,12 +376,6 @@ def device_row(use: DeviceUse) -> dict[str, object]:
 def memory_limit(node: Node) -> str:
     """Return how the node's agent enforces memory requests; '' if unknown."""
     return node.metadata.annotations.get(MEMORY_LIMIT_ANNOTATION, "")
-
-
-def taint_text(taint: Taint) -> str:
-    """Return `dedicated=ml:NoSchedule`, as `batchq worker --taint` takes it."""
-    value = f"={taint.value}" if taint.value else ""
-    return f"{taint.key}{value}:{taint.effect}"
 
 
 def node_state(node: Node) -> str:

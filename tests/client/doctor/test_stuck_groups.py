@@ -88,7 +88,9 @@ def test_nodes_are_expected_to_have_a_runtime_or_labels_or_a_size(
 def test_a_pod_that_tolerates_no_node_is_reported() -> None:
     tainted = a_node("n1", cpu=4, taints=(Taint(key="dedicated"),))
     found = finding_of(a_state(a_queue(), tainted, waiting_for(cpu=1)))
-    assert found.found == "node n1 has the taint dedicated, which its pod does not tolerate"
+    assert (
+        found.found == "node n1 has the taint dedicated:NoSchedule, which its pod does not tolerate"
+    )
     assert found.expected == "nodes whose taints its pods tolerate"
     assert "start workers without these taints" in found.remedy
 

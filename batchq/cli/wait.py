@@ -264,7 +264,8 @@ def resubmit(
     A dependency that has held once is left out, unless the group of that name is submitted again by
     the same command: `batchq resubmit prepare train` lets train-2 wait for prepare-2.
 
-    To change something, change the manifest that --dry-run prints, and `batchq submit -f` it.
+    To change something, change the manifest that --dry-run prints, and `batchq submit -f` it. It is
+    printed even if it would be refused as it is.
     """
     from batchq.cli.objects import show_objects, warn, warn_of_capacity
 
@@ -276,7 +277,13 @@ def resubmit(
     with shared.connect() as client:
         groups = [_ended_group(client, key, keys) for key in keys]
         wanted = _with_new_names(client, groups, new_name)
-        applied = client.submit_all(wanted, dry_run=dry_run)
+        try:
+            applied = client.submit_all(wanted, dry_run=dry_run)
+        except (NotFound, Rejected):
+            if dry_run:
+                # It is printed to be changed, for example because its queue is gone.
+                show_objects(wanted, "yaml" if output == "text" else output)
+            raise
         # Without the status and uid that the submission would give them.
         new = wanted if dry_run else [one.object for one in applied]
         warn(applied)

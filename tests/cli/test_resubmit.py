@@ -8,6 +8,7 @@ import pytest
 
 from batchq.api.objects import PodGroup
 from batchq.client import Client
+from tests.builders import a_queue
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
 
@@ -80,6 +81,21 @@ def test_a_dry_run_prints_a_manifest_that_submit_takes(batchq: Batchq, stage: St
     more = printed.out.replace("1073741824", "2Gi").replace("1Gi", "2Gi")
     done = batchq("submit", "-f", "-", stdin=more)
     assert (done.code, done.out, done.err) == (0, "podgroup default/train-2 submitted\n", "")
+
+
+def test_a_manifest_that_would_be_refused_is_printed_to_be_changed(
+    batchq: Batchq, stage: Stage
+) -> None:
+    stage.furnish(a_queue("old"))
+    batchq("submit", "--name", "train", "-q", "old", *FALSE)
+    batchq("cancel", "train")
+    batchq("delete", "queue", "old")
+    printed = batchq("resubmit", "train", "--dry-run")
+    assert (printed.code, "there is no queue 'old'" in printed.err) == (6, True)
+    done = batchq("submit", "-f", "-", stdin=printed.out.replace("queue: old", "queue: default"))
+    assert (done.code, done.out) == (0, "podgroup default/train-2 submitted\n")
+    # Without --dry-run, the answer is empty.
+    assert batchq("resubmit", "train").out == ""
 
 
 def test_groups_that_depend_on_each_other_are_submitted_again_together(

@@ -177,8 +177,9 @@ _LAST_LINES = 3
 
 
 def taken_keys(client: Client) -> frozenset[str]:
-    """Return the keys of all existing groups."""
-    return frozenset(key_of(group) for group in client.list("PodGroup"))
+    """Return the keys of all existing groups, including those that cannot be read."""
+    found = client.listing("PodGroup")
+    return frozenset([*map(key_of, found.objects), *(one.key for one in found.unreadable)])
 
 
 def follow(client: Client, keys: Sequence[str], *, timeout_s: float | None) -> list[GroupView]:

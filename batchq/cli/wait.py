@@ -276,6 +276,7 @@ def resubmit(
         raise UsageError(f"--as names one new group, found {found}", hint="leave --as out")
     with shared.connect() as client:
         groups = [_ended_group(client, key, keys) for key in keys]
+        _check_that_no_processes_run(client, keys)
         wanted = _with_new_names(client, groups, new_name)
         try:
             applied = client.submit_all(wanted, dry_run=dry_run)
@@ -321,14 +322,25 @@ def _ended_group(client: Client, key: str, together: Sequence[str]) -> PodGroup:
             f"PodGroup {key} is another user's, and you are shown a part of its spec only",
             hint=f"ask {stored.status.submitted_by or 'its owner'} to submit it again",
         )
-    try:
-        client.wait(key, timeout_s=0.0)
-    except WaitTimedOut:
-        raise Conflict(
-            f"PodGroup {key} is {stored.status.phase}, but processes of it still run",
-            hint=f"`batchq wait {key}` waits for their end",
-        ) from None
     return again
+
+
+def _check_that_no_processes_run(client: Client, keys: Sequence[str]) -> None:
+    """Raise Conflict if processes of one of these groups, which have ended, still run."""
+    try:
+        # Together, since each wait reads the names of all groups and pods.
+        client.wait(keys, timeout_s=0.0)
+    except WaitTimedOut:
+        for key in keys:
+            try:
+                client.wait(key, timeout_s=0.0)
+            except WaitTimedOut:
+                group = client.get("PodGroup", key)
+                assert isinstance(group, PodGroup)
+                raise Conflict(
+                    f"PodGroup {key} is {group.status.phase}, but processes of it still run",
+                    hint=f"`batchq wait {key}` waits for their end",
+                ) from None
 
 
 def _awaited(client: Client, group: PodGroup) -> dict[str, PodGroup]:
@@ -341,6 +353,10 @@ def _awaited(client: Client, group: PodGroup) -> dict[str, PodGroup]:
             assert isinstance(other, PodGroup)
             found[key] = other
     return found
+
+
+#: Names of more groups are compared with a list of all.
+_MOST_LOOKED_UP = 8
 
 
 class _ExistingNames:
@@ -367,11 +383,12 @@ def _with_new_names(
 
     A group that was submitted again itself, as train-2, becomes train-3 and not train-2-2.
     """
-    from batchq.cli.run import with_fresh_names, with_names
+    from batchq.cli.run import taken_keys, with_fresh_names, with_names
 
     if new_name is not None:
         return with_names(groups, {key_of(group): new_name for group in groups})
-    existing = _ExistingNames(client)
+    # A name that is free costs as much as a list of all, which are searched for a similar one.
+    existing = taken_keys(client) if len(groups) > _MOST_LOOKED_UP else _ExistingNames(client)
     first = {}
     for group in groups:
         name, _, number = group.metadata.name.rpartition("-")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from batchq.api.objects import PodGroup
 from batchq.client import Client
+from batchq.store.redis import RedisStore
 from tests.builders import a_queue
 from tests.cli.conftest import Batchq
 from tests.client.stage import Stage
@@ -236,6 +238,49 @@ def test_a_group_whose_processes_are_being_stopped_is_refused(batchq: Batchq, st
     ]
     stage.end("train", exit_code=143)
     assert batchq("resubmit", "train").code == 0
+
+
+def test_the_one_of_several_groups_whose_processes_still_run_is_named(
+    batchq: Batchq, stage: Stage
+) -> None:
+    for name in ("ready", "train"):
+        batchq("submit", "--name", name, *FALSE)
+    stage.run("ready", exit_code=1)
+    stage.turn()
+    stage.start("train")
+    batchq("cancel", "train")
+    done = batchq("resubmit", "ready", "train")
+    assert (done.code, done.out) == (8, "")
+    assert done.err.startswith("error: PodGroup default/train is Cancelled, but processes of it")
+
+
+def test_many_groups_get_the_first_number_that_is_free_for_all(
+    batchq: Batchq, stage: Stage
+) -> None:
+    names = [f"seed{number}" for number in range(12)]
+    for name in [*names, "seed7-2"]:
+        batchq("submit", "--name", name, *FALSE)
+    batchq("cancel", *names)
+    done = batchq("resubmit", *names, "-o", "name")
+    assert done.lines == [f"podgroup/default/{name}-3" for name in names]
+
+
+def test_many_groups_are_submitted_again_without_a_list_of_all_for_each(
+    batchq: Batchq, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"seed{number}" for number in range(12)]
+    for name in names:
+        batchq("submit", "--name", name, *FALSE)
+    batchq("cancel", *names)
+    whole, read = RedisStore.listing, list[str]()
+
+    def listing(store: RedisStore, kind: str, **options: Any) -> Any:
+        read.append(kind)
+        return whole(store, kind, **options)
+
+    monkeypatch.setattr(RedisStore, "listing", listing)
+    assert batchq("resubmit", *names).code == 0
+    assert read.count("PodGroup") < len(names)
 
 
 def test_a_group_that_does_not_exist_is_refused(batchq: Batchq, stage: Stage) -> None:

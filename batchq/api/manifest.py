@@ -109,11 +109,23 @@ def _decode(data: object) -> Object:
     for part in _PARTS[kind]:
         if manifest.get(part) is not None or (kind, part) == ("Pod", "spec"):
             parts[part] = _part(kind, part, manifest.get(part), metadata)
+    if kind == "Queue":
+        _refuse_no_namespaces(manifest.get("spec"))
     build: Callable[..., Object] = KINDS[kind]
     obj = _with_untyped(build(**parts))
     obj = with_runtime_labels(obj) if isinstance(obj, PodGroup) else obj
     _check_names(obj)
     return obj
+
+
+def _refuse_no_namespaces(spec: object) -> None:
+    """Refuse an empty list, which looks as if it closed the queue, and would open it to all."""
+    if isinstance(spec, Mapping) and spec.get("namespaces") == []:
+        raise Malformed(
+            ("spec", "namespaces"),
+            "expected at least one namespace, found an empty list; leave it out to accept all of"
+            " them, or state stopPolicy: Hold to admit no group",
+        )
 
 
 def _with_untyped(obj: Object) -> Object:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
+from msgspec import structs
 
 from batchq.api.objects import PodGroup, key_of
 from batchq.api.views import Result
@@ -228,6 +229,7 @@ def resume(shared: Globals, names: tuple[str, ...], namespace: str, output: Outp
         "batchq resubmit train-1",
         "batchq resubmit train-1 --as train-again --wait",
         "batchq resubmit -n research prepare train",
+        "batchq resubmit train-1 -q default",
         "batchq resubmit train-1 --dry-run >again.yaml",
     )
 )
@@ -239,6 +241,7 @@ def resume(shared: Globals, names: tuple[str, ...], namespace: str, output: Outp
     metavar="NEW",
     help="The name of the new group.  [default: NAME-2, or the next number that is free]",
 )
+@click.option("-q", "--queue", default="", metavar="QUEUE", help="Another queue than before.")
 @click.option("--wait", is_flag=True, help="Wait for its end; exit code 10 if it failed.")
 @click.option("--progress", is_flag=True, help="Show the progress, and wait.")
 @click.option("--timeout", type=DURATION, help="With --wait: the longest wait.")
@@ -251,6 +254,7 @@ def resubmit(
     names: tuple[str, ...],
     namespace: str,
     new_name: str | None,
+    queue: str,
     dry_run: bool,
     output: str,
     **options: Any,
@@ -275,7 +279,7 @@ def resubmit(
         found = f"{len(keys)} groups" if new_name else "an empty name"
         raise UsageError(f"--as names one new group, found {found}", hint="leave --as out")
     with shared.connect() as client:
-        groups = [_ended_group(client, key, keys) for key in keys]
+        groups = [_in_queue(_ended_group(client, key, keys), queue) for key in keys]
         _check_that_no_processes_run(client, keys)
         wanted = _with_new_names(client, groups, new_name)
         try:
@@ -323,6 +327,13 @@ def _ended_group(client: Client, key: str, together: Sequence[str]) -> PodGroup:
             hint=f"ask {stored.status.submitted_by or 'its owner'} to submit it again",
         )
     return again
+
+
+def _in_queue(group: PodGroup, queue: str) -> PodGroup:
+    """Return the group in another queue; in its own without a name."""
+    if not queue:
+        return group
+    return structs.replace(group, spec=structs.replace(group.spec, queue=queue))
 
 
 def _check_that_no_processes_run(client: Client, keys: Sequence[str]) -> None:

@@ -124,7 +124,9 @@ def _accepting_queue(session: Session, group: GroupState) -> str:
     if is_gated(group.record):
         # Only a gated group may still change its queue.
         return f"apply it with {others}, or {added}"
-    return f"`batchq cancel {short_key(group.key)}`, and submit it to {others}; or {added}"
+    name = short_key(group.key)
+    again = f"`batchq resubmit {name} -q {queues[0]}`"
+    return f"`batchq cancel {name}`, and submit it to {others}: {again}; or {added}"
 
 
 def _queue_not_found(session: Session, group: GroupState, verdict: Verdict) -> str:

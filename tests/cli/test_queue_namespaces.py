@@ -128,7 +128,10 @@ def test_a_waiting_group_that_the_queue_accepts_no_longer_is_told_what_to_do(
     why = batchq("why", "home/one")
     assert why.lines[1:3] == [
         f"  1. Misconfigured: {REFUSAL}",
-        f"     -> `batchq cancel home/one`, and submit it to another queue (default); or {ADDED}",
+        (
+            "     -> `batchq cancel home/one`, and submit it to another queue (default):"
+            f" `batchq resubmit home/one -q default`; or {ADDED}"
+        ),
     ]
     # Its queue may still change.
     assert batchq("why", "home/gated").lines[1:3] == [

@@ -53,6 +53,19 @@ def test_a_group_that_was_submitted_again_gets_the_next_number(
     assert batchq("resubmit", "lone-2", "-o", "name").out == "podgroup/default/lone-2-2\n"
 
 
+def test_a_group_is_submitted_again_to_another_queue(batchq: Batchq, stage: Stage) -> None:
+    stage.furnish(a_queue("other"))
+    batchq("submit", "--name", "train", *FALSE)
+    stage.run("train", exit_code=1)
+    assert batchq("resubmit", "train", "-q", "other", "-o", "name").code == 0
+    again = stage.client.get("PodGroup", "train-2")
+    assert isinstance(again, PodGroup)
+    assert again.spec.queue == "other"
+    done = batchq("resubmit", "train", "-q", "missing")
+    assert (done.code, done.out) == (6, "")
+    assert "there is no queue 'missing'" in done.err
+
+
 @pytest.mark.parametrize("name", ["7", "a--2"])
 def test_a_name_that_only_looks_numbered_is_kept(batchq: Batchq, stage: Stage, name: str) -> None:
     batchq("submit", "--name", name, *FALSE)

@@ -257,6 +257,13 @@ WRONG: dict[str, tuple[Any, str]] = {
             " such as gpu or example.com/gpu, found ''"
         ),
     ),
+    "a queue for no namespace": (
+        manifest("Queue", spec={"namespaces": []}),
+        (
+            "Queue x: spec.namespaces: expected at least one namespace, found an empty list; leave"
+            " it out to accept all of them, or state stopPolicy: Hold to admit no group"
+        ),
+    ),
 }
 
 

@@ -584,3 +584,20 @@ def test_starts_after_a_failed_start_fail_too_and_are_not_forgotten() -> None:
         agent.drive(messages.ClaimsDue(now_ms=1_500), failing_from(1, told, answer))
     assert [type(one).__name__ for one in told] == ["ReadClaimedPods", "StartPod"]
     assert agent.ended() == {HERE, attempt_of(second)}
+
+
+@pytest.mark.parametrize(("count", "at_ms"), [(2, 2_000), (1, 12_000)])
+def test_a_claim_that_is_granted_after_pods_were_told_to_stop_is_given_back(
+    count: int, at_ms: int
+) -> None:
+    """It would not hear of that, and would keep the agent until it is killed."""
+    agent = an_agent()
+    claim(agent, POD, now_ms=1_999)
+    signalled(agent, 1, now_ms=2_000)
+    assert signalled(agent, count, now_ms=at_ms) == [messages.StopHorses(kills=count == 2)]
+    applied = messages.ClaimsApplied(now_ms=at_ms, pods=(granted(POD),))
+    declined, report = agent.handle(applied)
+    why = "its node went away before it started"
+    assert declined == messages.DeclinePod(HERE, why)
+    outcome = PodOutcome(stopped="NodeLost", message=why)
+    assert report == messages.ReportEnds((a_report(outcome),))

@@ -241,6 +241,8 @@ LOST = PodOutcome(stopped=Leaving.NODE_LOST, message="its work-horse died")
 #: The outcomes of pods that are given back.
 UNSTARTED = PodOutcome(stopped=Leaving.NODE_LOST, message="its agent stopped before it started")
 LATE = PodOutcome(stopped=Leaving.NODE_LOST, message="its node went away")
+#: Why an agent that ends gives back what it has claimed.
+LEFT = "its node went away before it started"
 
 
 def attempt_of(pod: Pod) -> PodAttempt:

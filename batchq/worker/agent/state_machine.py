@@ -373,8 +373,7 @@ class AgentState:
         if status.terminating:
             return self._give_back(one, status.reason, "stopped before it started", ends, now_ms)
         if self.is_draining:
-            why = "its node went away before it started"
-            return self._give_back(one, Leaving.NODE_LOST, why, ends, now_ms)
+            return self._give_back(one, Leaving.NODE_LOST, pod_states.LEFT, ends, now_ms)
         if why := pod_states.why_no_image(one, pod, self._node, self._paces, now_ms):
             return self._give_back(one, "", why, ends, now_ms)
         if why := self._why_overdue(one, now_ms):
@@ -419,6 +418,9 @@ class AgentState:
         assert one.group is not None
         if now_ms >= one.lost_at(self._lease_ms):
             return self._give_back(one, LATE.stopped, LATE.message, ends, now_ms)
+        if self._is_told_to_stop or self._is_told_to_kill:
+            # It would not hear of that, and run on.
+            return self._give_back(one, Leaving.NODE_LOST, pod_states.LEFT, ends, now_ms)
         self._pods.move(one.attempt, Cause.GANG_MET if peers else Cause.GRANTED, now_ms)
         start = StartPod(
             attempt=one.attempt, pod=pod, group=one.group, lease_from=one.lease_from, peers=peers

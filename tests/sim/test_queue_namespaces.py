@@ -34,7 +34,7 @@ def messages(came: WorldOutcome, name: str, namespace: str = "default") -> list[
 
 
 def gpu(*namespaces: str, **spec: Any) -> Manifest:
-    return queue("gpu", namespaces=list(namespaces), **spec)
+    return queue("gpu", **({"namespaces": list(namespaces)} if namespaces else {}), **spec)
 
 
 def test_a_waiting_group_is_out_of_line_from_the_change_of_its_queue_until_the_next() -> None:

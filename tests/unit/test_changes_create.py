@@ -202,7 +202,7 @@ def test_a_name_that_no_namespace_can_have_is_refused() -> None:
 
 
 def test_a_queue_that_accepts_all_namespaces_is_stored_without_a_list_of_them() -> None:
-    assert msgspec.json.encode(read("Queue", "q", {"weight": 2, "namespaces": []})) == (
+    assert msgspec.json.encode(read("Queue", "q", {"weight": 2, "namespaces": None})) == (
         b'{"metadata":{"name":"q"},"spec":{"weight":2}}'
     )
     stored = b'{"metadata":{"name":"q"},"spec":{"weight":2}}'

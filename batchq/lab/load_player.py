@@ -2,10 +2,9 @@
 on what was before it, so the parts between idle moments are played side by side.
 
 Which moments are idle is known only when the load has been played. A plain simulation finds where
-they are likely. A process plays from such a moment to the next one at
-which its cluster is really idle. If that is a later one than expected, what other processes have
-played meanwhile from the moments in between is dropped. So the schedule is the same in any number
-of processes.
+they are likely. A process plays from such a moment to the next one at which its cluster is really
+idle. If that is a later one than expected, what other processes have played meanwhile from the
+moments in between is dropped. So the schedule is the same in any number of processes.
 """
 
 from __future__ import annotations
@@ -76,7 +75,9 @@ def play_load(
     parts: list[Part] = []
     if len(firsts) > 1:
         given = _Given(load, config.settings, per_event, tuple(firsts))
-        parts = _play_parts(given, min(count, len(firsts)), tell)
+        # Without enough memory or processes, this process plays everything.
+        with suppress(OSError):
+            parts = _play_parts(given, min(count, len(firsts)), tell)
     if not parts:
         run = LoadRun(load, config, watch=watch, look=look)
         run.run(per_event=per_event, tell=tell)
@@ -207,7 +208,7 @@ def _play_parts(given: _Given, count: int, tell: Tell | None) -> list[Part]:
             chain = _from_the_first(parts)
             until = chain[-1].until if chain else 0
             if tell is not None:
-                later = sum(count for first, count in finished.items() if first >= until)
+                later = sum(jobs for place, jobs in finished.items() if place >= until)
                 tell(min(until + later, total), total)
             if until == total:
                 return chain
@@ -276,10 +277,14 @@ class _Process(AbstractContextManager["_Process"]):
     def _read(self) -> None:
         assert self._process.stdout is not None
         decoder = msgpack.Decoder(_News)
-        with suppress(MsgspecError):
+        try:
             while (content := _message(self._process.stdout)) is not None:
                 self._reports.put(_Report(self, decoder.decode(content)))
-        self._reports.put(_Report(self, None))
+        except (MsgspecError, MemoryError):
+            # It has written something else.
+            pass
+        finally:
+            self._reports.put(_Report(self, None))
 
     def __exit__(self, *_raised: object) -> None:
         self._process.kill()

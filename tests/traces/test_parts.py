@@ -121,6 +121,16 @@ def test_a_load_is_played_here_if_a_process_fails(
 
 
 @pytest.mark.usefixtures("short_parts")
+def test_a_load_is_played_here_if_no_process_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load = a_load(*some_days(60, cpus=4, days=6, seed=3), policy="easy")
+    expected = play_load(load, POLICY_CONFIG, processes=1)
+    monkeypatch.setattr(playing.sys, "executable", "/nowhere/python")
+    assert same(play_load(load, POLICY_CONFIG, processes=2), expected)
+
+
+@pytest.mark.usefixtures("short_parts")
 def test_an_interrupt_ends_all_processes() -> None:
     load = a_load(*some_days(600, cpus=4, days=6, seed=4), policy="easy")
 

@@ -6,11 +6,6 @@
 --       the number of reports, then for each its transaction's place in the commit (1, 2, ...),
 --       subject, report, and 'yes' if its node is to be notified or ''.
 -- Answers: how many were removed.
-
--- The most bytes of pods in a notification. If those whose reports it acknowledges have more, it
--- has none of them, and the agent reads them.
-local MOST_POD_BYTES = 4096
-
 local refused = refuse_size()
 if refused then return refused end
 local answered = redis.call('GET', KEYS[1])
@@ -19,28 +14,20 @@ local answers = cjson.decode(answered)[2]
 local taken, place = 0, 4
 for node = 3, #KEYS, 2 do
   local last = math.min(place + 4 * tonumber(ARGV[place]), #ARGV)
-  local notifies, pods, bytes = false, {}, 0
+  local claims = {}
   for report = place + 1, last - 3, 4 do
     local answer = answers[tonumber(ARGV[report])]
     if answer and answer[1] == 'ok' then
       if redis.pcall('HGET', KEYS[node], ARGV[report + 1]) == ARGV[report + 2] then
         taken = taken + redis.call('HDEL', KEYS[node], ARGV[report + 1])
       end
-      if ARGV[report + 3] ~= '' then
-        notifies = true
-        local uid = string.match(ARGV[report + 1], '^(.+)%-%d+$')
-        local pod = uid and redis.pcall('HGET', KEYS[2], uid)
-        bytes = bytes + (type(pod) == 'string' and #pod or MOST_POD_BYTES + 1)
-        if bytes > MOST_POD_BYTES then pods = {} else
-          pods[#pods + 1], pods[#pods + 2] = 'pod', pod
-        end
-      end
+      if ARGV[report + 3] ~= '' then claims[#claims + 1] = ARGV[report + 1] end
     end
   end
   -- A damaged wake-up channel is ignored.
-  if notifies then
+  if #claims > 0 then
     redis.pcall('XADD', KEYS[node + 1], 'MAXLEN', ARGV[1], '*', 'word', ARGV[3],
-      unpack(pods))
+      unpack(fields_of(KEYS[2], claims)))
     redis.pcall('EXPIRE', KEYS[node + 1], ARGV[2])
   end
   place = last + 1

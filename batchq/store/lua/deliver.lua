@@ -8,22 +8,8 @@
 --       commit and its node's place (1, 2, ...), its field in the outbox, the job's id, the payload.
 -- Answers: how many were enqueued.
 
--- Jobs that a notification names, so that the agent reads them in the request that takes them; and
--- the most bytes of their pods in it. It has the pods of all jobs, or the agent takes and reads them.
-local MOST_ANNOUNCED, MOST_POD_BYTES = 8, 4096
-
--- Returns the fields for the pods of these jobs; none if they are too many or too large.
-local function fields_of(ids)
-  local fields, bytes = {}, 0
-  for place, id in ipairs(ids) do
-    local uid = string.match(id, '^(.+)%-%d+$')
-    local pod = uid and redis.pcall('HGET', KEYS[3], uid)
-    bytes = bytes + (type(pod) == 'string' and #pod or MOST_POD_BYTES + 1)
-    if place > MOST_ANNOUNCED or bytes > MOST_POD_BYTES then return {} end
-    fields[#fields + 1], fields[#fields + 2] = 'pod', pod
-  end
-  return fields
-end
+-- Jobs that a notification names, so that the agent reads them in the request that takes them.
+local MOST_ANNOUNCED = 8
 
 local refused = refuse_size()
 if refused then return refused end
@@ -57,7 +43,7 @@ for node, ids in pairs(jobs) do
   -- A damaged wake-up channel is ignored.
   local channel = KEYS[3 + 2 * node]
   redis.pcall('XADD', channel, 'MAXLEN', ARGV[1], '*', 'word', ARGV[3],
-    'jobs', table.concat(ids, ' ', 1, math.min(#ids, MOST_ANNOUNCED)), unpack(fields_of(ids)))
+    'jobs', table.concat(ids, ' ', 1, math.min(#ids, MOST_ANNOUNCED)), unpack(fields_of(KEYS[3], ids)))
   redis.pcall('EXPIRE', channel, ARGV[2])
 end
 return enqueued
